@@ -57,7 +57,7 @@ class OpenBuffers(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the work's id
+        self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the Work's id
         self._inside = threading.local()  # depth of intercepted calls, which disable the mode
 
     @property

@@ -117,7 +117,7 @@ class Pending:
             ended = in_flight.poll()
             if ended is not None:
                 self._end(ended, values, ("device_seconds", in_flight.seconds))
-                # this object may live as long as its work
+                # this object may live as long as its Work
                 self.work = self.in_flight = None
             return ended is not None
 
@@ -199,9 +199,9 @@ class UnwaitedCollectives:
     """Tracks a run's asynchronous collectives that the program has not waited for."""
 
     def __init__(self) -> None:
-        # by the work's id: the work, the call's seq, and its group
+        # by the Work's id: the Work, the call's seq, and its group
         self._open: dict[int, tuple[weakref.ref[Any], int, str]] = {}
-        # keeps each work alive until its caller holds it
+        # keeps each Work alive until its caller holds it
         self._recent: deque[Any] = deque(maxlen=8)
         self._collected: list[int] = []  # seqs of calls whose work was garbage-collected
 
@@ -216,7 +216,7 @@ class UnwaitedCollectives:
             self._collected.append(seq)
 
     def forget(self, work: Any) -> None:
-        """Stop tracking a work that the program waits for."""
+        """Stop tracking a Work that the program waits for."""
         if self._open.pop(id(work), None) is not None and work in self._recent:
             self._recent.remove(work)
 

@@ -139,7 +139,7 @@ class Tap:
             if pending.op in P2P and pending.begin is None:
                 self._unwaited_messages.append(work)
                 continue
-            future = _future_of(work)  # completes slightly before the work
+            future = _future_of(work)  # completes slightly before the Work
             if _is_completed(work) or (future is not None and future.done()):
                 self._record_outcome(work, pending)
 
@@ -323,7 +323,7 @@ class Tap:
 
         Args:
             recorder: the recorder of this rank.
-            work: the work that the call returned.
+            work: the Work that the call returned.
             pending: the call.
             separate: whether the program waits for it independently of the reducer.
         """
@@ -365,7 +365,7 @@ class Tap:
             future.add_done_callback(lambda done: self._record_outcome(work, pending, done))
 
     def _record_outcome(self, work: Any, pending: Pending, future: Any = None) -> None:
-        """Record the outcome of a work."""
+        """Record the outcome of a Work."""
         try:
             if (future := future or _future_of(work)) is not None:
                 future.value()
@@ -398,7 +398,7 @@ class Tap:
         return result
 
     def _stop_watching(self, work: Any) -> None:
-        """Stop tracking a work that the program waits for."""
+        """Stop tracking a Work that the program waits for."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
 
@@ -588,7 +588,7 @@ def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def _future_of(work: Any) -> Any:
-    """Return the future of a work; None for gloo's reduce_scatter, which does not have one."""
+    """Return the future of a Work; None for gloo's reduce_scatter, which does not have one."""
     try:
         return _get_future(work)
     except RuntimeError:

@@ -121,7 +121,7 @@ _HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 _libraries: list[Any] = []
-#: Receives in progress: id of the work -> the work, and its tensors with their host copies.
+#: Receives in progress: id of the Work -> the Work, and its tensors with their host copies.
 _receiving: dict[int, tuple[Any, _Pairs]] = {}
 
 

@@ -1,4 +1,4 @@
-"""The process group of a rank, which joins it before its program starts, and the group's store.
+"""Creates a rank's process group and the group's store, before the rank's program starts.
 
 * Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
   without authentication. Ranks on several machines use the kernel's store through their tunnels.
@@ -37,11 +37,11 @@ NCCL = {
     **dict([TIMING]),
 }
 
-#: Interval between polls for a key [s]; torch's FileStore polls every 10 ms, and a group that
-#: connects waits several times.
+#: Interval between polls for a key [s]. Connecting a group takes several waits, and torch's
+#: FileStore polls only every 10 ms.
 POLL_INTERVAL = 0.001
 
-#: Timeout for a store's file that was removed, perhaps by a cleanup program [s].
+#: Timeout for opening a store's file, which a cleanup program may have removed [s].
 FILE_TIMEOUT = 1.0
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -55,8 +55,8 @@ class Group:
         self.is_replacement = False  # this rank replaces a dead rank, and has no group
         self._joins = 0  # number of joins, since a script may destroy and recreate the group
         self._claimed = False  # a script called init_process_group and got this group
-        #: Keeps every group alive: destroying a group joins its threads while holding the GIL,
-        #: which a thread that has just finished a work may need.
+        #: Keeps every group alive: destroying a group joins its threads while holding the GIL, and
+        #: a thread that completes a Work object may need the GIL.
         self._groups: list[Any] = []
         self._store: Any = None
         self._init: Callable[..., Any] = dist.init_process_group
