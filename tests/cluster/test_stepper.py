@@ -305,7 +305,7 @@ def test_invalid_steps_raise(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.StepError, match=r"rank 2 is not paused.*Resume ranks 0 and 1"):
         stepper.next(rank=2)
     stepper.back()
-    with pytest.raises(dk.errors.StepError, match="this is the past"):
+    with pytest.raises(dk.errors.StepError, match="an earlier step is displayed"):
         stepper.next(rank=0)
     with pytest.raises(dk.errors.StepError, match="more than 0"):
         stepper.play(speed=0)
@@ -358,4 +358,4 @@ def test_output_of_a_step_is_printed(
             assert sorted(capsys.readouterr().out.splitlines()) == [
                 f"[rank {r}] past barrier {number}" for r in range(3)
             ]
-        assert "step 19 of 19, now" in repr(stepper) and "rank 2: paused before" in repr(stepper)
+        assert "step 19 of 19, latest" in repr(stepper) and "rank 2: paused before" in repr(stepper)

@@ -116,7 +116,7 @@ class Rank:
             tap.install()
         self.group.intercept_init()
         self.outbox.capture()
-        builtins.input = _no_keyboard
+        builtins.input = _raise_for_input
         interpreter.install_child_hooks()
 
     # -- the lifeline -----------------------------------------------------------
@@ -298,9 +298,9 @@ class Rank:
         return context
 
 
-def _no_keyboard(prompt: object = "") -> str:
+def _raise_for_input(prompt: object = "") -> str:
     raise EOFError(
-        "input() has no keyboard on a rank. Call it in the notebook, and pass the answer as an "
+        "input() is not available on a rank. Call it in the notebook, and pass the answer as an "
         "argument: cluster.run(fn, answer)."
     )
 

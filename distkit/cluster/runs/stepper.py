@@ -66,7 +66,7 @@ class Stepper:
     def __init__(self, run: Run, controller: RankController) -> None:
         self.run, self.name, self.ranks = run, run.name, run.ranks
         self.position, self.playing = 0, False
-        #: The moments from the first pause until now.
+        #: The moments from the first pause to the latest.
         self.moments: list[Moment] = []
         self._stepping = threading.Lock()
         self._pause_requested = threading.Event()
@@ -135,7 +135,7 @@ class Stepper:
         """Run all ranks to completion, and wait for them.
 
         Raises:
-            RankError, DeadlockError, …: as :meth:`distkit.Cluster.run`.
+            RankError, DeadlockError, …: as for :meth:`distkit.Cluster.run`.
         """
         if self.run.finished:
             return self.run.wait()
@@ -167,7 +167,7 @@ class Stepper:
         return self.seek(max(0, self.position - n))
 
     def seek(self, position: int) -> Stepper:
-        """Show the moment with this number; -1 is now.
+        """Show the moment with this number; -1 is the latest.
 
         Raises:
             StepError: the moment does not exist.
@@ -223,7 +223,7 @@ class Stepper:
 
     def __repr__(self) -> str:
         last = len(self.moments) - 1
-        state = "has ended" if self.finished else "looking back" if self._looking_back else "now"
+        state = "has ended" if self.finished else "looking back" if self._looking_back else "latest"
         head = f"<Stepper of {self.name}: step {self.position} of {last}, {state}>"
         return "\n".join([head, *(f"  {s}" for s in self.moment.rank_states)])
 
@@ -253,7 +253,7 @@ class Stepper:
         if self.run.finished:
             error = f" with {type(self.run.error).__name__}" if self.run.error else ""
             raise StepError(
-                f"{self.name} has ended{error}: no steps are left. Look back with back(), or "
+                f"{self.name} has ended{error}: no steps are left. Go back with back(), or "
                 "step through it again: cluster.step(…)."
             )
         rank_states = self._graph.rank_states
@@ -266,8 +266,8 @@ class Stepper:
             raise StepError(f"rank {rank!r} does not exist: the ranks are 0 to {self.ranks[-1]}.")
         if self._looking_back:
             raise StepError(
-                f"this is the past (step {self.position} of {len(self.moments) - 1}): "
-                "return to now with seek(-1) before you resume a rank."
+                f"an earlier step is displayed ({self.position} of {len(self.moments) - 1}): "
+                "return to the latest with seek(-1) before you resume a rank."
             )
         if rank not in paused:
             remedy = f"Resume {named(paused)}." if paused else "No rank can be resumed."
@@ -343,7 +343,7 @@ class Stepper:
             self._paused = self.moments[-1].events > 0
         self.position = len(self.moments) - 1
         if threading.current_thread() is threading.main_thread():
-            self._conductor.prints.print_now()
+            self._conductor.output.print_now()
         self._notify()
 
     def _current_moment(self, choice: tuple[int, ...]) -> Moment:
