@@ -34,7 +34,7 @@ def test_process_forked_during_stop_ends(fresh: fork_client.ForkClient) -> None:
     process.on_message(lambda message: None)
     fresh.remove(folder)
     assert process.wait(10)
-    process.channel.hang_up()
+    process.channel.shutdown()
     wait_until(lambda: not Path(folder).exists())
 
 

@@ -234,7 +234,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         seen = len(run.trace)
         wait_until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():
-            channel.hang_up()  # as if the kernel had exited
+            channel.shutdown()  # as if the kernel had exited
         with background(
             [sys.executable, "-c", STEPS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:

@@ -189,7 +189,7 @@ class Agent:
     def _clean_up(self) -> None:
         """Terminate the fork server with all forked processes, and remove the folders."""
         if self._fork_server is not None:
-            self._fork_server.hang_up()
+            self._fork_server.shutdown()
             try:
                 self._process.wait(SHUTDOWN_TIMEOUT)
             except subprocess.TimeoutExpired:

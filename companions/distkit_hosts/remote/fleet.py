@@ -171,9 +171,9 @@ class HostForkClient(ForkClient):
             f"and the machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
         )
 
-    def hang_up(self, channel: Channel) -> None:
-        """Close an exited process's channel, after a grace period for its last messages."""
-        timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.hang_up)
+    def shut_down_channel(self, channel: Channel) -> None:
+        """Shut down an exited process's channel, after a grace period for its last messages."""
+        timer = threading.Timer(LAST_MESSAGES_TIMEOUT, channel.shutdown)
         timer.daemon = True
         timer.start()
 

@@ -74,7 +74,7 @@ class Channel:
             head += self._read(_HEAD.size - len(head))
             message = decode(self._read(_HEAD.unpack(head)[0]))
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-            self.hang_up()  # after an invalid message, the peer must not wait for a reply
+            self.shutdown()  # after an invalid message, the peer must not wait for a reply
             raise EOFError(f"the channel is closed: {error}") from error
         return message, fds[0] if fds else None
 
@@ -90,7 +90,7 @@ class Channel:
         """Call ``on_message(message)`` for each message, and ``on_close()`` after the last.
 
         A new thread calls them. The channel belongs to that thread, which closes it: to end it from
-        this side, call :meth:`hang_up`.
+        this side, call :meth:`shutdown`.
         """
         threading.Thread(
             target=self._listen, args=(on_message, on_close), name="distkit-channel", daemon=True
@@ -103,14 +103,14 @@ class Channel:
         _call(on_close)
         self.close()
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """Shut the connection down; both ends raise EOFError after the messages already sent."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Shut the connection down and close the socket; no other thread may be reading it."""
-        self.hang_up()
+        self.shutdown()
         self._sock.close()
 
 

@@ -89,7 +89,9 @@ class Child:
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.server.hang_up(self.channel)  # children of the process may keep the other end open
+        self.server.shut_down_channel(
+            self.channel
+        )  # children of the process may keep the other end open
         self._ended.set()
 
     def _on_channel_closed(self) -> None:
@@ -117,9 +119,9 @@ class ForkClient:
         self.lost = threading.Event()  # the fork server has exited
         channel.listen(self._handle_message, self._handle_loss)
 
-    def hang_up(self, channel: Channel) -> None:
-        """Close the channel of a process that has exited, after its last message."""
-        channel.hang_up()
+    def shut_down_channel(self, channel: Channel) -> None:
+        """Shut down the channel of a process that has exited, after its last message."""
+        channel.shutdown()
 
     def loss_reason(self) -> str:
         """Explain why no process can be forked."""
@@ -203,7 +205,7 @@ class ForkClient:
             callback(self.loss_reason())
         orphans, self._children = list(self._children.values()), {}
         for child in orphans:
-            child.channel.hang_up()
+            child.channel.shutdown()
             child.set_exit_status(-signal.SIGKILL)
 
 
@@ -288,7 +290,7 @@ def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
     end(children, discard_logs=True)
     for child in children:
         child.wait(timeout)
-        child.channel.hang_up()
+        child.channel.shutdown()
 
 
 def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[bytes]:

@@ -23,7 +23,7 @@ from distkit.cluster.notebook import line_label
 from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome
-from distkit.cluster.runs.prints import Prints
+from distkit.cluster.runs.output import OutputBuffer
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError, RunInterrupted
@@ -98,7 +98,7 @@ class Conductor:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
-        self.live, self.prints = LiveTrace(structs.replace(info, name=name)), Prints()
+        self.live, self.output = LiveTrace(structs.replace(info, name=name)), OutputBuffer()
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
@@ -203,7 +203,7 @@ class Conductor:
             case "rows":
                 self.live.add(rank, *data)
             case "text":
-                self.prints.add(rank, *data)
+                self.output.add(rank, *data)
             case "replaced":
                 self._begin_process(rank, report.cause(data), time.monotonic())
             case "outcome":
@@ -285,7 +285,7 @@ class Conductor:
         finally:
             with self.finish_lock:
                 self.done.set()
-                self.prints.end()
+                self.output.end()
                 self.live.end()
 
     def _is_over(self) -> bool:

@@ -116,7 +116,7 @@ class Run:
     @property
     def output(self) -> list[str]:
         """The output of each rank so far; a notebook may show less of it."""
-        return [self._conductor.prints.output_of(rank) for rank in self.ranks]
+        return [self._conductor.output.output_of(rank) for rank in self.ranks]
 
     @property
     def error(self) -> RunError | None:
@@ -151,7 +151,7 @@ class Run:
         conductor = self._conductor
         try:
             with ended_by_interrupt(self):
-                if not conductor.prints.print_until(lambda: self.finished, timeout):
+                if not conductor.output.print_until(lambda: self.finished, timeout):
                     raise TimeoutError(
                         f"{self.name} is still running after {timeout} s, and continues"
                     )
@@ -211,7 +211,7 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         run.interrupt()
-        run._conductor.prints.print_until(lambda: run.finished, None)
+        run._conductor.output.print_until(lambda: run.finished, None)
         error = RunStopped(str(run._conductor.error or f"{run.name} has ended on all ranks."))
         error.run = run
         raise error from None
@@ -320,4 +320,4 @@ def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
     """
     run._warned = True
     run._conductor.done.wait(timeout)
-    return run._conductor.prints.pop_lines()
+    return run._conductor.output.pop_lines()

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from distkit.cluster.runs import prints as module
-from distkit.cluster.runs.prints import Prints
+from distkit.cluster.runs import output as module
+from distkit.cluster.runs.output import OutputBuffer
 
 
 def test_fragments_are_joined_to_lines() -> None:
-    prints = Prints()
+    buffer = OutputBuffer()
     for fragment in ("a", "b\nc\n\nd", "e\r", "f"):
-        prints.add(1, "stdout", fragment)
-    prints.add(0, "stderr", "10%\r20%\r\n")
-    prints.end()
-    assert prints.pop_lines() == [
+        buffer.add(1, "stdout", fragment)
+    buffer.add(0, "stderr", "10%\r20%\r\n")
+    buffer.end()
+    assert buffer.pop_lines() == [
         (1, "stdout", "ab"),
         (1, "stdout", "c"),
         (1, "stdout", ""),
         (0, "stderr", "20%"),
         (1, "stdout", "f"),
     ]
-    assert prints.output_of(1) == "ab\nc\n\nde\rf"
+    assert buffer.output_of(1) == "ab\nc\n\nde\rf"
 
 
 def test_kept_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KEPT", 10)
-    prints = Prints()
+    buffer = OutputBuffer()
     for _ in range(5):
-        prints.add(0, "stdout", "1234")
-    assert prints.output_of(0) == "1234123412\n… 10 characters were discarded …\n"
-    assert prints.output_of(1) == ""
+        buffer.add(0, "stdout", "1234")
+    assert buffer.output_of(0) == "1234123412\n… 10 characters were discarded …\n"
+    assert buffer.output_of(1) == ""
 
 
 def test_notebook_shows_the_first_lines_of_each_rank(
@@ -38,13 +38,13 @@ def test_notebook_shows_the_first_lines_of_each_rank(
 ) -> None:
     monkeypatch.setattr(module, "in_notebook", lambda: True)
     monkeypatch.setattr(module, "MAX_LINES", 2)
-    prints = Prints()
+    buffer = OutputBuffer()
     for _ in range(3):
-        prints.add(0, "stdout", "a\nb\n")
-        prints.print_now()
-    prints.add(1, "stdout", "x\n")
-    prints.print_now()
+        buffer.add(0, "stdout", "a\nb\n")
+        buffer.print_now()
+    buffer.add(1, "stdout", "x\n")
+    buffer.print_now()
     *first, other = capsys.readouterr().out.splitlines()
     assert first == ["[rank 0] a", "[rank 0] b", "[rank 0] … more lines are in run.output[0] …"]
     assert other == "[rank 1] x"
-    assert prints.output_of(0) == "a\nb\n" * 3
+    assert buffer.output_of(0) == "a\nb\n" * 3

@@ -1,4 +1,4 @@
-"""Prints the output of a run's ranks in labeled lines, in the thread that waits for the run."""
+"""Prints the output of the ranks in labeled lines, in the thread that waits for the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from distkit.cluster.notebook import in_notebook
 
 #: A line of output: rank, "stdout" or "stderr", text.
-Text = tuple[int, str, str]
+OutputLine = tuple[int, str, str]
 
 #: Maximum number of characters per rank for ``run.output``.
 MAX_KEPT = 10_000_000
@@ -21,11 +21,11 @@ MAX_KEPT = 10_000_000
 MAX_LINES = 1_000
 
 
-class Prints:
-    """Buffer that collects chunks of output and prints complete lines."""
+class OutputBuffer:
+    """Collects chunks of output, and prints complete lines."""
 
     def __init__(self) -> None:
-        self._lines: list[Text] = []
+        self._lines: list[OutputLine] = []
         self._partial: dict[tuple[int, str], str] = {}
         self._output: dict[int, list[str]] = defaultdict(list)
         self._length: Counter[int] = Counter()  # length of each rank's output
@@ -59,7 +59,7 @@ class Prints:
                 self._lines.append((rank, stream, _final(partial)))
             self._changed.notify_all()
 
-    def pop_lines(self) -> list[Text]:
+    def pop_lines(self) -> list[OutputLine]:
         """Remove and return the complete lines."""
         with self._changed:
             lines, self._lines = self._lines, []
@@ -92,5 +92,5 @@ class Prints:
 
 
 def _final(line: str) -> str:
-    """Return a line as a terminal finally shows it: a progress bar overwrites itself."""
+    """Return the text after the last carriage return, such as the last state of a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]
