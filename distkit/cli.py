@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    end = next((i for i, word in enumerate(words) if _is_passed_on(word, words)), len(words))
-    passed_on = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+    end = next((i for i, word in enumerate(words) if _is_remaining(word, words)), len(words))
+    remaining = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
         args = _parser().parse_args(words[:end])
-        return int(args.run(args, passed_on) or 0)
+        return int(args.run(args, remaining) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
         return 130
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _is_passed_on(word: str, words: list[str]) -> bool:
+def _is_remaining(word: str, words: list[str]) -> bool:
     """Return whether this and the later arguments are for another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 # -- distkit demo --------------------------------------------------------------------------------
 
 
-def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
+def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit import demos
 
     check_folder(args.html, args.wrong)
@@ -117,8 +117,8 @@ def _demo(args: argparse.Namespace, passed_on: list[str]) -> None:
 # -- distkit trace and distkit replay ------------------------------------------------------------
 
 
-def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
-    command = [*args.command, *passed_on]
+def _trace(args: argparse.Namespace, remaining: list[str]) -> int | None:
+    command = [*args.command, *remaining]
     if not command:
         args.wrong("missing script; usage: distkit trace -- train.py")
     if Path(command[0]).suffix != ".py":
@@ -136,13 +136,13 @@ def _trace(args: argparse.Namespace, passed_on: list[str]) -> int | None:
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
         if isinstance(unfinished, Run):  # its trace shows its progress
-            keep(unfinished.trace, args)
+            save_trace(unfinished.trace, args)
         raise
-    keep(run.trace, args)
+    save_trace(run.trace, args)
     return None
 
 
-def keep(trace: Trace, args: argparse.Namespace) -> None:
+def save_trace(trace: Trace, args: argparse.Namespace) -> None:
     """Save a trace, and print a summary."""
     trace.save(args.out)
     print(f"{summary(trace)}. Saved in {args.out}.")
@@ -150,7 +150,7 @@ def keep(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
-def _replay(args: argparse.Namespace, passed_on: list[str]) -> None:
+def _replay(args: argparse.Namespace, remaining: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
@@ -176,7 +176,7 @@ def open_trace(files: list[Path]) -> Trace:
 # -- distkit explain -----------------------------------------------------------------------------
 
 
-def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
+def _explain(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit.diagnosis.rules import RULES
     from distkit.explain import find, page
 
@@ -197,7 +197,7 @@ def _explain(args: argparse.Namespace, passed_on: list[str]) -> None:
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def _bench(args: argparse.Namespace, passed_on: list[str]) -> None:
+def _bench(args: argparse.Namespace, remaining: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
             "the benchmarks are not installed with distkit: get its source, then run: "

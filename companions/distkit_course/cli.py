@@ -101,23 +101,23 @@ def _answers(args: argparse.Namespace, remaining: list[str]) -> None:
     print("\n\n".join(quiz.answers for quiz in quizzes))
 
 
-def _lab(args: argparse.Namespace, passed_on: list[str]) -> None:
+def _lab(args: argparse.Namespace, remaining: list[str]) -> None:
     from importlib.util import find_spec
 
     if find_spec("jupyterlab") is None:
         raise DistkitError("JupyterLab is not installed. Run: pip install jupyterlab")
     target = args.notebook or _welcome()
     if args.notebook is None:  # the notebooks link to distkit's sources
-        passed_on = [f"--ServerApp.root_dir={cli.CHECKOUT}", *passed_on]
+        remaining = [f"--ServerApp.root_dir={cli.CHECKOUT}", *remaining]
     if not target.exists():
         raise DistkitError(f"{target}: notebook or folder not found.")
     # root is the usual user in containers
-    if os.geteuid() == 0 and "--allow-root" not in passed_on:
-        passed_on = [*passed_on, "--allow-root"]
+    if os.geteuid() == 0 and "--allow-root" not in remaining:
+        remaining = [*remaining, "--allow-root"]
     # disables the prompt about Jupyter's news, which would cover the notebook
     paths = [str(Path(cli.__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *passed_on])
+    os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *remaining])
 
 
 def _welcome() -> Path:

@@ -66,7 +66,7 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
     status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
     result = explain()
     if result is not None:
-        cli.keep(result, args)
+        cli.save_trace(result, args)
     return status
 
 
