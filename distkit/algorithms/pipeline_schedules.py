@@ -98,9 +98,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
     >>> interleaved(2, 2)[1]
     [1F0, 1F1, 3F0, 3B0, 3F1, 3B1, 1B0, 1B1]
     """
-    turn = _turn(ranks, microbatches)
+    size = _group_size(ranks, microbatches)
     return _orders(
-        ranks, microbatches, chunks, lambda rank: (chunks - 1) * turn + 2 * (ranks - 1 - rank)
+        ranks, microbatches, chunks, lambda rank: (chunks - 1) * size + 2 * (ranks - 1 - rank)
     )
 
 
@@ -116,12 +116,12 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     >>> zero_bubble(2, 2)
     [[0F0, 0F1, 0I0, 0W0, 0I1, 0W1], [1F0, 1I0, 1F1, 1I1, 1W0, 1W1]]
     """
-    turn = _turn(ranks, microbatches)
+    size = _group_size(ranks, microbatches)
     return _orders(
         ranks,
         microbatches,
         chunks,
-        lambda rank: (chunks - 1) * turn + ranks - 1 - rank,
+        lambda rank: (chunks - 1) * size + ranks - 1 - rank,
         split=True,
     )
 
@@ -152,11 +152,11 @@ def _orders(
             f"a pipeline of {ranks} ranks with {chunks} stages each and {microbatches} "
             "micro-batches: use at least one micro-batch, one rank and one stage per rank"
         )
-    turns = list(_turns(ranks, microbatches, chunks))
-    return [_order(rank, ranks, turns, warm_up(rank), split, delay * rank) for rank in range(ranks)]
+    order = list(_forward_order(ranks, microbatches, chunks))
+    return [_order(rank, ranks, order, warm_up(rank), split, delay * rank) for rank in range(ranks)]
 
 
-def _turn(ranks: int, microbatches: int) -> int:
+def _group_size(ranks: int, microbatches: int) -> int:
     """Return the number of micro-batches that a stage runs before the rank's next stage."""
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
@@ -167,24 +167,29 @@ def _turn(ranks: int, microbatches: int) -> int:
     return microbatches // rounds
 
 
-def _turns(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
+def _forward_order(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
     """Yield the chunk and the micro-batch of each forward, in execution order."""
-    turn = microbatches if chunks == 1 else _turn(ranks, microbatches)
-    for first in range(0, microbatches, turn):
+    size = microbatches if chunks == 1 else _group_size(ranks, microbatches)
+    for first in range(0, microbatches, size):
         for chunk in range(chunks):
-            yield from ((chunk, i) for i in range(first, first + turn))
+            yield from ((chunk, i) for i in range(first, first + size))
 
 
 def _order(
-    rank: int, ranks: int, turns: Sequence[tuple[int, int]], warm_up: int, split: bool, delay: int
+    rank: int,
+    ranks: int,
+    forwards: Sequence[tuple[int, int]],
+    warm_up: int,
+    split: bool,
+    delay: int,
 ) -> list[Action]:
     """Return warm-up forwards, alternating forwards and backwards, and the remaining backwards.
 
     Gradients of weights follow ``delay`` backwards later.
     """
-    last = turns[-1][0]
-    forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in turns]
-    backward = [Action((last - chunk) * ranks + rank, "BI"[split], i) for chunk, i in turns]
+    last = forwards[-1][0]
+    forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in forwards]
+    backward = [Action((last - chunk) * ranks + rank, "BI"[split], i) for chunk, i in forwards]
     weights = [action._replace(kind="W") for action in backward] if split else []
     order = forward[:warm_up]
     for n, pair in enumerate(zip_longest(forward[warm_up:], backward)):
@@ -288,7 +293,7 @@ class PipelineSchedule(Described):
             ValueError: The schedule does not support them.
         """
         if self.looped:
-            _turn(ranks, microbatches)
+            _group_size(ranks, microbatches)
         elif chunks != 1:
             raise ValueError(
                 f"{self.title} has one stage per rank, not {chunks}: use interleaved or zero_bubble"
@@ -346,7 +351,7 @@ SCHEDULES = (
     PipelineSchedule(
         "1f1b",
         "1F1B",
-        "one forward and one backward in turn, as early as possible",
+        "forward and backward alternate, each as early as possible",
         "Harlap et al., 2018; Narayanan et al., 2021",
         "bubble (p-1)/m of the work, p micro-batches stored",
         one_f_one_b,

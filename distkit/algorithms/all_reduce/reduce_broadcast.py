@@ -20,7 +20,7 @@ def schedule(n: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 receives from every rank in turn, then sends.
+    """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 receives from one rank after the other.
 
     TensorFlow's ``ReductionToOneDevice``.
     """
