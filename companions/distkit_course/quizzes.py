@@ -124,7 +124,7 @@ class ConceptCheck(StaticForm):
         right = sum(map(bool, self._verdicts.values()))
         if answered < total:
             return f"{answered} of {total} questions answered, {right} right"
-        verdict = "you can read this picture" if right == total else "look again at the wrong ones"
+        verdict = "you can read this picture" if right == total else "review your wrong answers"
         return f"{right} of {total} right: {verdict}"
 
     # -- display -------------------------------------------------------------------------

@@ -40,14 +40,14 @@ def test_wrong_answers_score_zero() -> None:
             number, question.choices[question.choices.index(question.answer) - 1]
         )
         assert f"{number} of 5 questions answered, 0 right" == check.score or number == 5
-    assert check.score == "0 of 5 right: look again at the wrong ones"
+    assert check.score == "0 of 5 right: review your wrong answers"
     with pytest.raises(DistkitError, match="use 1 to 5"):
         check.answer(0, "rank 0")
     with pytest.raises(DistkitError, match="Available: \\['00_welcome'"):
-        concept_check("100_dreams")
+        concept_check("100_unknown")
 
 
-def test_teacher_sees_questions_answers_and_explanations(
+def test_instructor_sees_questions_answers_and_explanations(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["answers", "00", "01"]) == 0

@@ -1,4 +1,4 @@
-"""Every collective once, after PyTorch's tutorial on writing distributed applications."""
+"""Calls every collective once; adapted from PyTorch's "Writing distributed applications"."""
 
 import torch
 import torch.distributed as dist
