@@ -228,7 +228,7 @@ def _rows(measured: Any) -> list[Row]:
 
 @figures.style()
 def plot_speedups(measured: Any) -> Figure:
-    """Plot predicted speedups as lines and measured ones as dots, with a color per batch.
+    """Plot predicted speedups as lines and measured ones as dots, with one color per batch size.
 
     Args:
         measured: as for :func:`speedups`.

@@ -132,7 +132,7 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
 
 
 class Card:
-    """The status in the output of the cell that created the cluster, updated live."""
+    """A live status display in the output of the cell that created the cluster."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor

@@ -104,8 +104,8 @@ def _warn_oversubscribed(processes: int, cpus: int) -> str:
     if processes <= limit:
         return ""
     return (
-        f"{processes} processes share {count(cpus, 'core')}: they start slowly and take turns to "
-        f"compute, so timings are unreliable. Use at most {limit} here, and "
+        f"{processes} processes share {count(cpus, 'core')}: they start slowly and compete for "
+        f"the cores, so timings are unreliable. Use at most {limit} here, and "
         "dk.simulation.simulate for more ranks."
     )
 

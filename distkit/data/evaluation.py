@@ -27,7 +27,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
 
         m = Σ_r Σ_i metric_ri / N        all-reduce of sums, then one division
 
-    Replicas evaluate batches in turn. The batches do not depend on the number of replicas, and
+    Batches are assigned to replicas round-robin. They do not depend on the number of replicas, and
     their sums are added in order, so the result is bitwise equal on any number of replicas. In
     contrast, torch's ``DistributedSampler`` repeats samples to even out the replicas.
 

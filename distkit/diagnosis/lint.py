@@ -181,10 +181,10 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
             continue
         for before, column in pairwise(zip(*calls.values(), strict=False)):
             starts = sorted((s.start, s.rank) for s in column)
-            in_turn = all(
+            is_sequential = all(
                 p.end is not None and p.end <= s.start for p, s in zip(before, column, strict=True)
             )
-            if in_turn and len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
+            if is_sequential and len(starts) > 1 and column[0].op is not Op.NEW_GROUP:
                 total += 1
                 delays_by_rank[starts[-1][1]].append(
                     starts[-1][0] - starts[(len(starts) - 1) // 2][0]

@@ -11,8 +11,8 @@ register     every worker has registered
 init         worker 0 has sent the value
 push         it arrives
 pull         it arrives (``dist_async``); no worker is more than s pushes of the key
-             behind the puller (``staleness=s``); every worker has pushed the key as
-             often as the puller (``dist_sync``)
+             behind the pulling worker (``staleness=s``); every worker has pushed the key
+             as often as the pulling worker (``dist_sync``)
 barrier      every worker has called it
 ===========  =====================================================================
 
@@ -52,7 +52,7 @@ class Awaited:
 
 
 class PendingRequests:
-    """A tracker of the requests of one run's workers.
+    """Tracks the requests of a run's workers.
 
     Args:
         workers: number of workers.
@@ -161,7 +161,7 @@ def _awaited_topic(request: Event | Span) -> object:
 
 
 class Keys:
-    """A tracker of the keys that are set in stores.
+    """Tracks the keys that are set in stores.
 
     A store is shared by all processes that know its address, and a prefix store renames keys. Two
     keys are treated as the same if one ends with the other, to avoid false reports.

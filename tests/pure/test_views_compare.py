@@ -25,7 +25,7 @@ def figures_of(trace: Trace):
 
 
 def naive(n: int = 4) -> Trace:
-    """All ranks send to rank 0, which replies to each of them in turn."""
+    """All ranks send to rank 0, which replies to one rank after the other."""
     s, t = Script(), 0.0
     for r in range(1, n):
         s.op(r, Op.SEND, 0.0, t + 0.1 * MS, peer=0, **CHUNK)

@@ -118,18 +118,18 @@ class Transformer:
 
     @property
     def embedding(self) -> int:
-        """The parameters of one embedding."""
+        """The number of parameters of one embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def layer(self) -> int:
-        """The parameters of one layer: queries and output, keys and values, and feed-forward."""
+        """The number of parameters of one layer, in attention and feed-forward."""
         h, keys = self.hidden, self.hidden * self.kv_heads // self.heads
         return 2 * h * h + 2 * h * keys + self.matrices * h * self.inner
 
     @property
     def parameters(self) -> int:
-        """All parameters, without those of norms (less than 0.01 %)."""
+        """The number of all parameters, except those of norms (less than 0.01 %)."""
         return self.embeddings * self.embedding + self.layers * self.layer
 
     def activations(
@@ -191,7 +191,7 @@ class Transformer:
         return factors[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
-        """Return the parameters of a pipeline's first stage, which also has an embedding.
+        """Return the number of parameters of a pipeline's first stage, including its embedding.
 
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035
@@ -230,9 +230,10 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of all tensors and gradients in this process; shared storage counts once.
+    """Return the total size of this process's tensors and gradients [bytes].
 
-    Tensors referenced only by autograd are not counted, so call it after the backward pass.
+    Shared storage counts once. Tensors referenced only by autograd are not counted, so call it
+    after the backward pass.
 
     Example:
         >>> import torch

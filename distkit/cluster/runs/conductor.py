@@ -159,7 +159,7 @@ class Conductor:
         )
 
     def incarnation(self, node: int) -> int:
-        """Return the number of earlier processes of this node in this run."""
+        """Return the number of processes of this node that have exited during this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property

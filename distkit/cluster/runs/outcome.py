@@ -130,7 +130,7 @@ def text(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escape what a terminal, notebook or file may not accept; truncate a very long text.
+    r"""Escape characters that terminals, notebooks or files reject, and truncate very long text.
 
     >>> print(printable("a\x00b"))
     a\x00b

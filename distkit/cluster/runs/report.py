@@ -40,7 +40,7 @@ LOST_CELLS = (
     "new engines."
 )
 
-#: Exceptions within this time are ordered by rank, since a busy machine changes their order [s].
+#: Exceptions this close together are ordered by rank, since a busy machine delays some [s].
 SIMULTANEOUS = 0.1
 
 #: Maximum number of replacements of a process in a run, because its failure may be permanent.

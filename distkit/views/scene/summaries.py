@@ -35,7 +35,7 @@ def number(x: float, digits: int = 4) -> float | str:
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
     """Return the number of columns of a heat map.
 
-    A complete matrix keeps its columns, a short tensor has one row, any other has 8 columns.
+    A complete matrix keeps its columns, a short tensor has one row, and others have 8 columns.
 
     >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
     4

@@ -84,8 +84,8 @@ def _circle_positions(n: int) -> list[Point]:
     """Return positions clockwise from the top; two or three are in reading order."""
     radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
     step = (-2 if n == 3 else 2) * math.pi / n
-    turns = [step * k + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
-    ring = [(radius * math.cos(t), radius * math.sin(t)) for t in turns]
+    angles = [step * k + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
+    ring = [(radius * math.cos(t), radius * math.sin(t)) for t in angles]
     left, top = (min(p[i] for p in ring) - RADIUS - 2 for i in (0, 1))
     return [(x - left, y - top) for x, y in ring]
 
