@@ -59,11 +59,11 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure microseconds per all-reduce in ``reps`` rounds of all contenders."""
-    samples = interleave("allreduce", reps, log, _ours, open_mpi)
+    samples = interleave("allreduce", reps, log, _measure_distkit, open_mpi)
     return fill(FIGURES, samples), samples
 
 
-def _ours() -> dict[str, float]:
+def _measure_distkit() -> dict[str, float]:
     import distkit as dk
 
     results = dk.run_ranks(measure_on_rank, RANKS, SIZES, record=False).results

@@ -134,7 +134,7 @@ dist.destroy_process_group()
 """
 
 
-def _start(device: str, reps: int) -> Pair:
+def _measure_start(device: str, reps: int) -> Pair:
     def ours() -> dict[str, float]:
         with Driver(_CLUSTER) as driver:
             return {"ours": driver.request(device)[0]}
@@ -149,11 +149,11 @@ def _start(device: str, reps: int) -> Pair:
     return samples["ours"], samples["theirs"]
 
 
-def _leaving(killed: bool, device: str, reps: int) -> Pair:
-    return [max(_left(device, killed) for _ in range(reps))], []
+def _measure_leftover_memory(killed: bool, device: str, reps: int) -> Pair:
+    return [max(_leftover_memory(device, killed) for _ in range(reps))], []
 
 
-def _left(device: str, killed: bool) -> float:
+def _leftover_memory(device: str, killed: bool) -> float:
     """Return the MiB still in use 5 s after the cluster or its kernel has exited."""
     before = _used(device, [])
     with Driver(_CLUSTER) as driver:
@@ -188,7 +188,7 @@ def _pss(pid: int) -> int:
 # -- running -------------------------------------------------------------------------------------
 
 
-def _training(ranks: int, device: str, reps: int) -> Pair:
+def _measure_training(ranks: int, device: str, reps: int) -> Pair:
     from distkit import Cluster
 
     with Cluster(ranks, device=device) as cluster:
@@ -234,7 +234,7 @@ def _synchronize(device: str) -> None:
     dist.barrier()
 
 
-def _reducing(device: str, reps: int) -> Pair:
+def _measure_all_reduce(device: str, reps: int) -> Pair:
     from distkit import Cluster
 
     with Cluster(RANKS, device=device) as cluster:
@@ -277,7 +277,7 @@ def receive(device: str) -> None:
     x.sum().item()
 
 
-def _finding(device: str, reps: int) -> Pair:
+def _measure_diagnosis(device: str, reps: int) -> Pair:
     from distkit import Cluster
     from distkit.errors import DeadlockError
 
@@ -293,7 +293,7 @@ def _finding(device: str, reps: int) -> Pair:
     return times, [torch_timeout(nccl=True)]
 
 
-def _interrupting(device: str, reps: int) -> Pair:
+def _measure_interrupt(device: str, reps: int) -> Pair:
     from distkit import Cluster
 
     times = []
@@ -350,7 +350,7 @@ ROWS = [
             limit=0.5,
             target=0.3,
         ),
-        _start,
+        _measure_start,
     ),
     Row(
         Figure(
@@ -360,7 +360,7 @@ ROWS = [
             limit=1.05,
             target=1.02,
         ),
-        partial(_training, RANKS),
+        partial(_measure_training, RANKS),
     ),
     Row(
         Figure(
@@ -370,11 +370,11 @@ ROWS = [
             limit=0.5,
             target=0.2,
         ),
-        _reducing,
+        _measure_all_reduce,
     ),
     Row(
         Figure("step of DDP, one rank with NCCL, recorded", "ms", reference=_PLAIN, limit=1.02),
-        partial(_training, 1),
+        partial(_measure_training, 1),
     ),
     Row(
         Figure(
@@ -384,7 +384,7 @@ ROWS = [
             limit=2.0,
             absolute=True,
         ),
-        _finding,
+        _measure_diagnosis,
     ),
     Row(
         Figure(
@@ -394,14 +394,14 @@ ROWS = [
             limit=3.0,
             absolute=True,
         ),
-        _interrupting,
+        _measure_interrupt,
     ),
     *(
         Row(
             Figure(
                 f"GPU memory left {FREE_TIMEOUT:.0f} s after {end}", "MiB", limit=0, absolute=True
             ),
-            partial(_leaving, killed),
+            partial(_measure_leftover_memory, killed),
         )
         for end, killed in (("stop()", False), ("SIGKILL of the kernel", True))
     ),

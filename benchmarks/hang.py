@@ -56,13 +56,13 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
             "hang",
             reps,
             log,
-            lambda: {c.program.__name__: _finding(clusters[c.ranks], c) for c in hangs},
+            lambda: {c.program.__name__: _measure_diagnosis(clusters[c.ranks], c) for c in hangs},
         )
         times = interleave(
             "hang: interrupts",
             reps * INTERRUPTS,
             log,
-            lambda: {"interrupt": _hung_run(three), "stop": _endless_run(three)},
+            lambda: {"interrupt": _measure_hung_run(three), "stop": _measure_endless_run(three)},
         )
     repetitions = [*zip(*findings.values(), strict=True)]
     samples: Samples = {"finding": [*map(max, repetitions)], "torch": [torch_timeout()], **times}
@@ -70,7 +70,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     return fill(FIGURES, samples), {**samples, "by program": findings}
 
 
-def _finding(cluster: Any, case: Any) -> float:
+def _measure_diagnosis(cluster: Any, case: Any) -> float:
     """Return the time from the moment the last rank blocks to the error [s]."""
     run = cluster.submit(case.program)
     try:
@@ -80,17 +80,17 @@ def _finding(cluster: Any, case: Any) -> float:
     raise AssertionError(f"{case.program.__name__} does not hang")
 
 
-def _hung_run(cluster: Any) -> float:
+def _measure_hung_run(cluster: Any) -> float:
     """Return the time from the interrupt of a hung run to the end of the next run [s]."""
     from distkit.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
     while not cluster.diagnose():
         time.sleep(0.02)
-    return _interrupt(cluster)
+    return _measure_interrupt(cluster)
 
 
-def _endless_run(cluster: Any) -> float:
+def _measure_endless_run(cluster: Any) -> float:
     """Return the same time for ranks that communicate in an endless loop."""
 
     def all_reduces() -> None:
@@ -103,10 +103,10 @@ def _endless_run(cluster: Any) -> float:
     run = cluster.submit(all_reduces)
     while not len(run.trace):
         time.sleep(0.02)
-    return _interrupt(cluster)
+    return _measure_interrupt(cluster)
 
 
-def _interrupt(cluster: Any) -> float:
+def _measure_interrupt(cluster: Any) -> float:
     """Return the time from an interrupt to the end of the next run [s]."""
     started = time.perf_counter()
     cluster.interrupt()

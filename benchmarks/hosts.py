@@ -65,13 +65,13 @@ FIGURES = {
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure all figures; if a laboratory cannot be created, report the reason instead."""
     try:
-        samples = _samples(reps, log)
+        samples = _measure(reps, log)
     except LaboratoryError as error:
         return fill(FIGURES, {}, note=f"not measured: {error}"), {}
     return fill(FIGURES, samples), samples
 
 
-def _samples(reps: int, log: Log) -> Samples:
+def _measure(reps: int, log: Log) -> Samples:
     """Time starts, kills, cut links, hangs, and all-reduces."""
     samples = interleave(
         "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
@@ -79,7 +79,7 @@ def _samples(reps: int, log: Log) -> Samples:
     for rep in range(reps):
         for fault in ("kill", "cut"):
             log(f"hosts: {fault}, {rep + 1} of {reps}")
-            for name, value in _break(fault).items():
+            for name, value in _measure_fault(fault).items():
                 samples.setdefault(name, []).append(value)
     with laboratory() as lab:
         samples["hang"] = [line["seconds"] for line in run_job(lab, "hanging")]
@@ -123,7 +123,7 @@ def _start(contender: str) -> dict[str, float]:
     return {contender: line["seconds"]}
 
 
-def _break(fault: str) -> dict[str, float]:
+def _measure_fault(fault: str) -> dict[str, float]:
     """Return the number of processes left after :data:`EXIT_GRACE`, and the seconds to an error."""
     with laboratory() as lab:
         job = start_job(lab, "working")
@@ -137,14 +137,14 @@ def _break(fault: str) -> dict[str, float]:
             ready, _, _ = select.select([job.stdout], [], [], EXIT_GRACE)
             reported = json.loads(job.stdout.readline())["at"] if ready else math.inf
             times["partition"] = reported - began
-        while (left := _left(lab, fault)) and time.monotonic() < began + EXIT_GRACE:
+        while (left := _count_processes(lab, fault)) and time.monotonic() < began + EXIT_GRACE:
             time.sleep(0.05)
         job.kill()
         job.communicate()
     return {**times, "left": left}
 
 
-def _left(lab: Laboratory, fault: str) -> int:
+def _count_processes(lab: Laboratory, fault: str) -> int:
     """Count the cluster's processes, on the head node only if the kernel was killed."""
     listings = [
         lab.run(host, ["ps", "-eo", "args"], capture_output=True, text=True).stdout

@@ -68,18 +68,18 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
         raise DistkitError(
             "bench memory needs /proc/PID/smaps_rollup: run it on Linux 4.14 or later."
         )
-    samples = interleave("memory", reps, log, _ours, _stock)
+    samples = interleave("memory", reps, log, _measure_distkit, _measure_ipyparallel)
     return fill(FIGURES, samples), samples
 
 
-def _ours() -> dict[str, float]:
+def _measure_distkit() -> dict[str, float]:
     with Driver(CLUSTER) as driver:
         idle, _ = _descendants(driver)
         running, processes = _descendants(driver)
     return {"idle": idle, "running": running, "processes": processes}
 
 
-def _stock() -> dict[str, float]:
+def _measure_ipyparallel() -> dict[str, float]:
     with Driver(STOCK) as driver:
         return dict(zip(("stock", "stock processes"), _descendants(driver), strict=True))
 

@@ -56,7 +56,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Time the simulator and the closed forms, then alternate predictions and measurements."""
     import distkit as dk
 
-    samples = interleave("simulate", reps, log, _speed)
+    samples = interleave("simulate", reps, log, _measure_speed)
     rows = []
     for n in GROUPS:
         log(f"simulate: predicting and measuring {n} ranks")
@@ -72,7 +72,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[float]:
     return [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
 
 
-def _speed() -> dict[str, float]:
+def _measure_speed() -> dict[str, float]:
     from distkit_simulation import (
         A100,
         Link,

@@ -172,16 +172,16 @@ FIGURES = {
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Measure ``reps`` fresh processes of each contender, then warm processes."""
     programs = {"cluster": CLUSTER, "stock": STOCK, "ddp": DDP}
-    samples = interleave("start: fresh processes", reps, log, lambda: _fresh(programs))
-    samples |= _warm(reps * WARM, log)
-    samples |= interleave("start: imports", reps * IMPORTS, log, _imports)
+    samples = interleave("start: fresh processes", reps, log, lambda: _run_fresh(programs))
+    samples |= _measure_warm(reps * WARM, log)
+    samples |= interleave("start: imports", reps * IMPORTS, log, _measure_imports)
     with Driver(MODULES) as driver:
         files = driver.request()
     samples |= {"modules": [len(files)], "statements": [sum(size(Path(f)) for f in files)]}
     return fill(FIGURES, samples, "reference missing: pip install accelerate"), samples
 
 
-def _fresh(programs: dict[str, str]) -> dict[str, float]:
+def _run_fresh(programs: dict[str, str]) -> dict[str, float]:
     seconds = {}
     for name, program in programs.items():
         with Driver(program) as driver:
@@ -191,7 +191,7 @@ def _fresh(programs: dict[str, str]) -> dict[str, float]:
     return {**seconds, "torch": time.monotonic() - start}
 
 
-def _warm(reps: int, log: Log) -> dict[str, list[float]]:
+def _measure_warm(reps: int, log: Log) -> dict[str, list[float]]:
     """Time alternating runs in warm processes, after two warm-up runs of each."""
     programs = {"run": CLUSTER, "run_ranks": RUN_RANKS}
     if find_spec("accelerate") is not None:
@@ -204,7 +204,7 @@ def _warm(reps: int, log: Log) -> dict[str, list[float]]:
     return {name: seconds[2:] for name, seconds in samples.items()}
 
 
-def _imports() -> dict[str, float]:
+def _measure_imports() -> dict[str, float]:
     """Return import times in fresh interpreters, without interpreter startup."""
     program = "from time import perf_counter as now\nstart = now()\nimport {}\nprint(now() - start)"
     return {

@@ -54,11 +54,11 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Time ``reps`` steps of an all-reduce on four ranks, from Python and with clicks."""
-    samples = _calls(reps, log)
+    samples = _measure_calls(reps, log)
     reason = lab.missing()
     if not reason:
         log(f"step: {reps} clicks in JupyterLab")
-        samples["clicks"] = _clicks(reps)
+        samples["clicks"] = _measure_clicks(reps)
         samples["p95"] = [p95(samples["clicks"])]
     return fill(FIGURES, samples, reason), samples
 
@@ -73,7 +73,7 @@ def reduce_often(count: int) -> None:
         dist.all_reduce(x)
 
 
-def _calls(reps: int, log: Log) -> dict[str, list[float]]:
+def _measure_calls(reps: int, log: Log) -> dict[str, list[float]]:
     """Return the milliseconds of each next(), alternating with ipyparallel's round trips."""
     import distkit as dk
 
@@ -90,7 +90,7 @@ def _calls(reps: int, log: Log) -> dict[str, list[float]]:
     return samples
 
 
-def _clicks(reps: int) -> list[float]:
+def _measure_clicks(reps: int) -> list[float]:
     """Return the milliseconds from a click on Next until the cockpit has drawn the new moment."""
     with lab.open_notebook(_CELL % (reps + 20), "cluster.stop()", height=1600) as (page, _):
         lab.command(page, "notebook:run-cell-and-select-next")

@@ -40,7 +40,7 @@ FIGURES = {
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Run each contender ``reps`` times on the same machine."""
-    contenders: list[Callable[[], dict[str, float]]] = [_ours, _ddp]
+    contenders: list[Callable[[], dict[str, float]]] = [_measure_distkit, _measure_ddp]
     with ExitStack() as stack:
         if python := os.environ.get("DISTKIT_MXNET_PYTHON"):
             data = kvstore_peers.digits()
@@ -55,7 +55,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     return fill(FIGURES, samples), samples
 
 
-def _ours() -> dict[str, float]:
+def _measure_distkit() -> dict[str, float]:
     import distkit as dk
 
     results = dk.run_ranks(steps_on_rank, RANKS, record=False).results
@@ -125,7 +125,7 @@ dist.destroy_process_group()
 """
 
 
-def _ddp() -> dict[str, float]:
+def _measure_ddp() -> dict[str, float]:
     lines = torchrun(DDP, RANKS, BATCH, STEPS, RATE).splitlines()
     return {"ddp": max(float(line.split()[1]) for line in lines if line.startswith("seconds "))}
 
