@@ -327,7 +327,9 @@ class Checkpoint(Callback):
         """Load the latest checkpoint, if one exists."""
         folder = checkpoint.rank_path(self.model.strategy, self.folder / "epoch").parent
         epochs = [int(f.parent.name[6:]) for f in folder.glob("epoch-*/.metadata")]
-        latest = self.model.strategy._decide(max(epochs, default=-1))  # the same on all replicas
+        latest = self.model.strategy._broadcast_number(
+            max(epochs, default=-1)
+        )  # the same on all replicas
         if latest >= 0:
             self.model.load(self._epoch(latest))
 

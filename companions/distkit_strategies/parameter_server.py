@@ -77,7 +77,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._shards: list[tuple[Tensor, range]] = []  # parameters and the keys of their shards
         self._optimized: set[int] = set()
         self._specs: list[tuple[Any, list[int]]] = []  # optimizers on the servers
-        self._decisions = 0
+        self._broadcasts = 0
 
     # -- participants --------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @torch.no_grad()
     def _after_load(self, optimizer: Optimizer | None) -> None:
         """Send worker 0's values to the servers, exactly once even if a worker dies."""
-        mark = f"load {self._decisions}"
+        mark = f"load {self._broadcasts}"
         if self._chief and not self.store.note(mark):
             if optimizer is not None:
                 warnings.warn(
@@ -258,14 +258,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
             for key, value in _rows_by_key(self._shards).items():
                 self.store._assign(key, value)
             self.store.note(mark, "done")
-        self._decide(0)  # a barrier for the others
+        self._broadcast_number(0)  # a barrier for the others
         self.pull()
 
-    def _decide(self, number: int) -> int:
+    def _broadcast_number(self, number: int) -> int:
         """Return worker 0's number on all workers; a replacement process gets the same one."""
-        self._decisions += 1
+        self._broadcasts += 1
         value = torch.tensor([number])
-        self._share([f"decision {self._decisions}"], [value])
+        self._share([f"broadcast {self._broadcasts}"], [value])
         return int(value)
 
 

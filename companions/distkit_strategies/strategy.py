@@ -363,7 +363,7 @@ class Strategy:
     def _after_load(self, optimizer: Optimizer | None) -> None:
         """Distribute a checkpoint that has been loaded into this process."""
 
-    def _decide(self, number: int) -> int:
+    def _broadcast_number(self, number: int) -> int:
         """Return the chief's number on all replicas."""
         return self._compare("checkpoint", [number])[0][0]
 
