@@ -36,7 +36,7 @@ class ClocksDisagree(ValueError):
     """The times of messages contradict each other by more than drift can explain."""
 
 
-class Crossing(NamedTuple):
+class CrossHostMessage(NamedTuple):
     """A message from one host to another, with the local time at each end [s].
 
     ``sent`` may be too early and ``received`` too late, but not vice versa.
@@ -48,13 +48,15 @@ class Crossing(NamedTuple):
     received: float
 
 
-def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str, ClockOffset]:
+def align(
+    hosts: Mapping[str, float], messages: Iterable[CrossHostMessage]
+) -> dict[str, ClockOffset]:
     """Estimate the offset of each host's clock from the first host's.
 
     Args:
         hosts: the assumed offset of each host's clock from the first host's [s], for example from
             wall clocks; used where messages leave one side unbounded.
-        crossings: messages between the hosts; a round trip counts as two.
+        messages: messages between the hosts; a round trip counts as two.
 
     Returns:
         The offset of each host. Its error is None if messages do not bound it from both sides.
@@ -62,12 +64,12 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
     Raises:
         ClocksDisagree: the messages contradict each other.
 
-    >>> round_trip = [Crossing("a", 1.0, "b", 6.2), Crossing("b", 7.0, "a", 2.2)]
+    >>> round_trip = [CrossHostMessage("a", 1.0, "b", 6.2), CrossHostMessage("b", 7.0, "a", 2.2)]
     >>> b = align({"a": 0.0, "b": 0.0}, round_trip)["b"]
     >>> round(b.ahead, 2), round(b.error, 2)
     (5.0, 0.2)
     """
-    certain = bounds = _bounds([*hosts], crossings)
+    certain = bounds = _bounds([*hosts], messages)
     for host, assumed in enumerate(hosts.values()):
         upper, lower = bounds[0, host], -bounds[host, 0]
         if math.isinf(upper - lower):
@@ -83,10 +85,10 @@ def align(hosts: Mapping[str, float], crossings: Iterable[Crossing]) -> dict[str
     }
 
 
-def _bounds(hosts: list[str], crossings: Iterable[Crossing]) -> NDArray[np.float64]:
+def _bounds(hosts: list[str], messages: Iterable[CrossHostMessage]) -> NDArray[np.float64]:
     """Return the upper bounds of the clock of one host (column) minus that of another (row) [s]."""
     upper = np.full((len(hosts), len(hosts)), math.inf)
-    for c in crossings:
+    for c in messages:
         pair = hosts.index(c.src), hosts.index(c.dst)
         upper[pair] = min(upper[pair], c.received - c.sent - MIN_DURATION)
     for slack in _SLACKS:
@@ -142,13 +144,16 @@ def in_order(trace: Log) -> Log:
     }
     near = [  # contradictions within the errors of both clocks
         c
-        for c in crossings(trace, hosts)
+        for c in cross_host_messages(trace, hosts)
         if abs(c.received - c.sent) <= errors.get(c.src, 0.0) + errors.get(c.dst, 0.0)
     ]
     if all(c.received >= c.sent for c in near):
         return trace
     for host, error in errors.items():  # the known bounds of each clock, as messages
-        near += [Crossing(_HERE, 0.0, host, error), Crossing(host, 0.0, _HERE, error)]
+        near += [
+            CrossHostMessage(_HERE, 0.0, host, error),
+            CrossHostMessage(host, 0.0, _HERE, error),
+        ]
     try:
         offsets = align(dict.fromkeys([_HERE, *errors], 0.0), near)
     except ClocksDisagree:
@@ -158,7 +163,7 @@ def in_order(trace: Log) -> Log:
     return type(trace)(events, trace.info)
 
 
-def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
+def cross_host_messages(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[CrossHostMessage]:
     """Yield the messages between hosts, including those of collectives.
 
     Args:
@@ -169,14 +174,14 @@ def crossings(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[Crossing]:
         return
     for m in trace.messages:
         if m.sent is not None and m.received is not None and {m.src, m.dst} <= hosts.keys():
-            yield Crossing(hosts[m.src], m.sent, hosts[m.dst], m.received)
+            yield CrossHostMessage(hosts[m.src], m.sent, hosts[m.dst], m.received)
     for members in trace.collectives:
         ops = {s.op for s in members}
         if len(ops) == 1 and not ops & _LOOSE:  # different operations do not match
             yield from _of_collective([s for s in members if s.rank in hosts], hosts)
 
 
-def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Crossing]:
+def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[CrossHostMessage]:
     """Yield a collective as messages: from a host's last start to another host's first end.
 
     In a collective with a root, only the root sends, or only the root waits for all others.
@@ -191,4 +196,4 @@ def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[Cr
     for src, sent in started.items():
         for dst, received in ended.items():
             if src != dst:
-                yield Crossing(src, sent, dst, received)
+                yield CrossHostMessage(src, sent, dst, received)

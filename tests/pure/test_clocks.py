@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distkit_hosts.causality import Crossing, align
+from distkit_hosts.causality import CrossHostMessage, align
 from distkit_hosts.clocks import PeerClock, RoundTrip
 
 
@@ -40,15 +40,15 @@ def networks(draw):
     return hosts, [(src, dst, at, at + delay) for src, dst, at, delay in sent if src != dst]
 
 
-def crossings(hosts, messages):
+def cross_host_messages(hosts, messages):
     return [
-        Crossing(str(src), hosts[src].reading(sent), str(dst), hosts[dst].reading(got))
+        CrossHostMessage(str(src), hosts[src].reading(sent), str(dst), hosts[dst].reading(got))
         for src, dst, sent, got in messages
     ]
 
 
 def corrected(hosts, messages):
-    found = crossings(hosts, messages)
+    found = cross_host_messages(hosts, messages)
     clocks = align({str(i): 0.0 for i in range(len(hosts))}, found)
     for c in found:
         yield c, c.sent - clocks[c.src].ahead, c.received - clocks[c.dst].ahead
@@ -57,8 +57,8 @@ def corrected(hosts, messages):
 @settings(deadline=None)
 @given(networks())
 def test_no_message_is_received_before_it_was_sent(network) -> None:
-    for crossing, sent, received in corrected(*network):
-        assert received > sent, crossing
+    for message, sent, received in corrected(*network):
+        assert received > sent, message
 
 
 @settings(deadline=None)
@@ -71,7 +71,7 @@ def test_no_message_is_received_before_it_was_sent(network) -> None:
 @given(networks())
 def test_offset_estimate_is_within_its_error(network) -> None:
     hosts, messages = network
-    clocks = align({str(i): 0.0 for i in range(len(hosts))}, crossings(hosts, messages))
+    clocks = align({str(i): 0.0 for i in range(len(hosts))}, cross_host_messages(hosts, messages))
     for src, dst, sent, received in messages:
         for host, true in ((src, sent), (dst, received)):
             clock = clocks[str(host)]
@@ -88,10 +88,10 @@ def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> N
     for at in np.sort(rng.uniform(0, 600, 3000)):
         src, dst = rng.choice(5, 2, replace=False)
         messages.append((src, dst, at, at + 1e-4 + rng.exponential(2e-3)))
-    clocks = align({str(i): 0.0 for i in range(5)}, crossings(hosts, messages))
-    for crossing, sent, received in corrected(hosts, messages):
-        errors = clocks[crossing.src].error + clocks[crossing.dst].error
-        assert received > sent - errors * (drift > 0), crossing
+    clocks = align({str(i): 0.0 for i in range(5)}, cross_host_messages(hosts, messages))
+    for message, sent, received in corrected(hosts, messages):
+        errors = clocks[message.src].error + clocks[message.dst].error
+        assert received > sent - errors * (drift > 0), message
     for host, clock in zip(hosts, clocks.values(), strict=True):
         deviation = max(abs(host.reading(at) - clock.ahead - at) for at in np.linspace(0, 600, 100))
         assert deviation <= clock.error + 1e-9
@@ -106,7 +106,7 @@ def test_one_way_delays_do_not_bias_the_estimate() -> None:
         clock.add(trip)
     assert abs(clock.offset.seconds - 5) <= clock.offset.error < 2e-3
     both = [c for t in trips for c in (("a", t[0], "b", t[1]), ("b", t[2], "a", t[3]))]
-    found = align({"a": 0.0, "b": 0.0}, [Crossing(*c) for c in both])["b"]
+    found = align({"a": 0.0, "b": 0.0}, [CrossHostMessage(*c) for c in both])["b"]
     assert abs(found.ahead - 5) <= found.error < 5e-3
 
 
@@ -114,7 +114,7 @@ DELAYS = [(float(t), 0.02 * (t % 5 > 0) + 1e-4, 0.02 * (t % 7 > 0) + 1e-4) for t
 
 
 def test_without_round_trips_wall_clocks_are_used_within_message_bounds() -> None:
-    one_way = [Crossing("a", 10.0, "b", 15.2), Crossing("a", 11.0, "b", 16.1)]
+    one_way = [CrossHostMessage("a", 10.0, "b", 15.2), CrossHostMessage("a", 11.0, "b", 16.1)]
     for assumed, expected in ((5.0, 5.0), (4.0, 4.0), (7.0, 5.05)):
         found = align({"a": 0.0, "b": assumed, "c": 2.5}, one_way)
         assert found["b"].ahead == pytest.approx(expected, abs=0.05)

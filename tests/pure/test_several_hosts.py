@@ -15,7 +15,7 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Compare, Stage, Timeline
 from distkit.views.timeline.columns import Columns
-from distkit_hosts.causality import crossings, in_order
+from distkit_hosts.causality import cross_host_messages, in_order
 
 HOSTS = ("alpha", "alpha", "beta", "gamma")
 
@@ -175,5 +175,5 @@ def test_collective_bounds_the_clock_offset(
         for rank, span in enumerate(times)
         for state, at in zip(states, span, strict=True)
     ]
-    found = crossings(Trace(events, traces.info(world_size=3)), {0: "a", 1: "a", 2: "b"})
+    found = cross_host_messages(Trace(events, traces.info(world_size=3)), {0: "a", 1: "a", 2: "b"})
     assert {*map(tuple, found)} == expected

@@ -22,8 +22,8 @@ from distkit.recording.recorder import to_event
 from distkit.trace import file
 from distkit.trace.info import ClockOffset, Limitation, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
-from distkit_hosts.causality import ClocksDisagree, Crossing, align, crossings
-from distkit_hosts.foreign.files import checked
+from distkit_hosts.causality import ClocksDisagree, CrossHostMessage, align, cross_host_messages
+from distkit_hosts.importers.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
@@ -133,7 +133,7 @@ class Clocks:
         #: Why the clocks could not be aligned, if they could not.
         self.limitations: dict[str, Limitation] = {}
         try:
-            self._by_clock = align(assumed, _crossings(ranks) if len(assumed) > 1 else [])
+            self._by_clock = align(assumed, _cross_host_messages(ranks) if len(assumed) > 1 else [])
         except ClocksDisagree as error:
             self._by_clock = align(assumed, [])
             remedy = "Synchronize the hosts' clocks, and record again."
@@ -148,14 +148,16 @@ class Clocks:
         return self._by_clock.get(record.about["clock"], ClockOffset(0.0))
 
 
-def _crossings(ranks: Mapping[int, Record]) -> Iterator[Crossing]:
+def _cross_host_messages(ranks: Mapping[int, Record]) -> Iterator[CrossHostMessage]:
     """Return the messages between hosts, with the times that the ranks recorded.
 
     Ranks that used a GPU do not count, because their calls return before they complete.
     """
     usable = {rank: r for rank, r in ranks.items() if not _losses(r)[3]}
     clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
-    return crossings(EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock)
+    return cross_host_messages(
+        EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock
+    )
 
 
 # -- the ranks of one start ----------------------------------------------------------------------
