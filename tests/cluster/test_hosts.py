@@ -166,7 +166,7 @@ with cluster:
 
 
 @pytest.fixture
-def foreign_cluster() -> Iterator[ipyparallel.Cluster]:
+def existing_cluster() -> Iterator[ipyparallel.Cluster]:
     """An ipyparallel cluster of another process, which exits with this process."""
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_OWNER],
@@ -179,11 +179,11 @@ def foreign_cluster() -> Iterator[ipyparallel.Cluster]:
         yield ipyparallel.Cluster.from_file(cluster_file=owner.stdout.readline().strip())
 
 
-def test_ranks_run_in_a_foreign_ipyparallel_cluster(
-    foreign_cluster: ipyparallel.Cluster,
+def test_ranks_run_in_an_existing_ipyparallel_cluster(
+    existing_cluster: ipyparallel.Cluster,
 ) -> None:
     with (
-        foreign_cluster.connect_client_sync() as client,
+        existing_cluster.connect_client_sync() as client,
         dk.Cluster.attach(client, servers=1) as cluster,
     ):
         assert cluster.run(sum_of_ones).results == [2.0, 2.0]

@@ -258,14 +258,14 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
 
 
 @pytest.fixture(scope="module")
-def foreign_engines(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def existing_engines(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start a controller on the head, two engines on alpha and one on beta."""
     quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     address = lab.address("head")
-    listen = [f"--profile-dir={home}/foreign", f"--ip={address}", f"--location={address}"]
+    listen = [f"--profile-dir={home}/existing", f"--ip={address}", f"--location={address}"]
     python = [sys.executable, "-m"]
     processes = [lab.popen("head", [*python, "ipyparallel.controller", *listen], **quiet)]
-    file = home / "foreign" / "security" / "ipcontroller-engine.json"
+    file = home / "existing" / "security" / "ipcontroller-engine.json"
     wait_until(file.exists, timeout=60)
     engine = [*python, "ipyparallel.engine", f"--file={file}"]
     processes += [lab.popen(host, engine, **quiet) for host in ("alpha", "alpha", "beta")]
@@ -277,14 +277,14 @@ def foreign_engines(lab: Laboratory, home: Path) -> Iterator[list[subprocess.Pop
 
 CLIENT = """
 import ipyparallel
-client = ipyparallel.Client("foreign/security/ipcontroller-client.json")
+client = ipyparallel.Client("existing/security/ipcontroller-client.json")
 client.wait_for_engines(3, timeout=60)
 """
 ATTACH = f"{CLIENT}\ncreate(lambda: dk.Cluster.attach(client))"
 
 
 def test_engine_without_distkit_raises(
-    head: Head, hosts: Laboratory, foreign_engines: object
+    head: Head, hosts: Laboratory, existing_engines: object
 ) -> None:
     assert "error" not in head.run(
         CLIENT + "client[2].execute('import sys; sys.modules[\"distkit\"] = None').get()"
@@ -296,10 +296,10 @@ def test_engine_without_distkit_raises(
 
 
 def test_ranks_end_with_their_engine(
-    head: Head, hosts: Laboratory, foreign_engines: list[subprocess.Popen[bytes]]
+    head: Head, hosts: Laboratory, existing_engines: list[subprocess.Popen[bytes]]
 ) -> None:
     assert "error" not in head.run(ATTACH)
-    foreign_engines[-1].kill()
+    existing_engines[-1].kill()
     last = head.run("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     assert "beta is lost" in last["error"]
     assert "the engine that started it has exited" in last["error"]

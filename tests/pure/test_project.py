@@ -148,9 +148,9 @@ def test_only_the_cluster_imports_ipyparallel() -> None:
 def test_every_import_is_declared() -> None:
     owner = metadata.packages_distributions()
     names = {name.split(".")[0] for path in MODULES for name in imports(path)}
-    foreign = names - {"distkit", *USES, "benchmarks", "__future__"} - sys.stdlib_module_names
+    third_party = names - {"distkit", *USES, "benchmarks", "__future__"} - sys.stdlib_module_names
     declared = {re.match(r"[\w-]+", r)[0].lower() for r in metadata.requires("distkit")}
-    assert not {name for name in foreign if not {d.lower() for d in owner[name]} & declared}
+    assert not {name for name in third_party if not {d.lower() for d in owner[name]} & declared}
 
 
 def python(*args: str | Path) -> str:

@@ -153,7 +153,7 @@ def test_many_lines_are_printed_within_seconds(capsys: pytest.CaptureFixture[str
 
 def test_input_raises_with_a_remedy() -> None:
     with pytest.raises(
-        dk.errors.RankError, match=r"EOFError: input\(\) is not available on a rank .* argument"
+        dk.errors.RankError, match=r"EOFError: input\(\) is not available on a rank\. .* argument"
     ):
         dk.run_ranks(lambda: input("name? "), 2)
 

@@ -43,7 +43,7 @@ def test_flight_recorder_dump_names_the_missing_rank(tmp_path: Path) -> None:
         ]
         (finding,) = trace.diagnose()
         assert (finding.kind, finding.culprits) == ("skipped", (2,))
-    assert {s.where.partition(":")[0] for s in trace.spans} == {"test_foreign.py"}
+    assert {s.where.partition(":")[0] for s in trace.spans} == {"test_torch_files.py"}
 
 
 def test_profile_is_drawn_as_timeline(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distkit.trace.log import Log
-from distkit_hosts.foreign import files
+from distkit_hosts.importers import files
 from distkit_hosts.torchrun import merge, rankfile
 
 

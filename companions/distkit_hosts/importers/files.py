@@ -25,7 +25,7 @@ from distkit.trace import file
 from distkit.trace.file import unpacked
 from distkit.trace.info import MAX_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
-from distkit_hosts.foreign import flight_recorder, kineto
+from distkit_hosts.importers import flight_recorder, kineto
 
 #: First byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
