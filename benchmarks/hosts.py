@@ -38,7 +38,7 @@ RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 _OURS = ("distkit_hosts.remote.agent", "distkit.boot", "ipyparallel")
 
 FIGURES = {
-    "ours / theirs": Figure(
+    "start_distkit / start_ipyparallel": Figure(
         "start of 3 x 2 ranks over SSH to the first all_reduce",
         "s",
         reference="ipyparallel's SSH cluster, torch, gloo",
@@ -74,7 +74,11 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 def _measure(reps: int, log: Log) -> Samples:
     """Time starts, kills, cut links, hangs, and all-reduces."""
     samples = interleave(
-        "hosts: start", reps, log, lambda: _start("ours"), lambda: _start("theirs")
+        "hosts: start",
+        reps,
+        log,
+        lambda: _measure_start("start_distkit"),
+        lambda: _measure_start("start_ipyparallel"),
     )
     for rep in range(reps):
         for fault in ("kill", "cut"):
@@ -82,11 +86,11 @@ def _measure(reps: int, log: Log) -> Samples:
             for name, value in _measure_fault(fault).items():
                 samples.setdefault(name, []).append(value)
     with laboratory() as lab:
-        samples["hang"] = [line["seconds"] for line in run_job(lab, "hanging")]
+        samples["hang"] = [line["seconds"] for line in run_job(lab, "measure_hangs")]
         for host in HOSTS:
             lab.slow(host, RATE)
         log("hosts: limited bandwidth")
-        samples |= run_job(lab, "reducing")[0]
+        samples |= run_job(lab, "measure_all_reduce")[0]
     samples["left"] = [sum(samples["left"])]  # the limit applies to all trials together
     return samples
 
@@ -116,17 +120,17 @@ def run_job(lab: Laboratory, job: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def _start(contender: str) -> dict[str, float]:
+def _measure_start(job: str) -> dict[str, float]:
     with laboratory() as lab:
-        (line,) = run_job(lab, contender)
+        (line,) = run_job(lab, job)
     assert line["results"] == [6.0] * 6, line
-    return {contender: line["seconds"]}
+    return {job: line["seconds"]}
 
 
 def _measure_fault(fault: str) -> dict[str, float]:
     """Return the number of processes left after :data:`EXIT_GRACE`, and the seconds to an error."""
     with laboratory() as lab:
-        job = start_job(lab, "working")
+        job = start_job(lab, "run_until_killed")
         assert job.stdout is not None
         job.stdout.readline()
         began, times = time.monotonic(), {}
@@ -174,7 +178,7 @@ def total() -> float:
     return float(x)
 
 
-def ours() -> None:
+def start_distkit() -> None:
     """Start a cluster of distkit and run its first all-reduce."""
     began = time.perf_counter()
     import distkit as dk
@@ -184,7 +188,7 @@ def ours() -> None:
         print_json(seconds=time.perf_counter() - began, results=results)
 
 
-def theirs() -> None:
+def start_ipyparallel() -> None:
     """Start ipyparallel's SSH cluster and run the first all-reduce with torch and gloo."""
     began = time.perf_counter()
     import ipyparallel
@@ -231,7 +235,7 @@ def _reduce_forever() -> None:
         total()
 
 
-def working() -> None:
+def run_until_killed() -> None:
     """Communicate until this process is killed or a host is lost."""
     import distkit as dk
 
@@ -255,7 +259,7 @@ def _hang() -> None:
         dist.barrier()
 
 
-def hanging() -> None:
+def measure_hangs() -> None:
     """Time hangs on three hosts."""
     import distkit as dk
 
@@ -295,7 +299,7 @@ def _times() -> Samples:
     return interleave("all-reduce", TIMES, lambda line: None, round_of_calls)
 
 
-def reducing() -> None:
+def measure_all_reduce() -> None:
     """Time all-reduces between the hosts."""
     import distkit as dk
 
