@@ -120,7 +120,7 @@ _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
 _HERE = ""
 
 
-def in_order(trace: Log) -> Log:
+def enforce_causality(trace: Log) -> Log:
     """Return the trace with hosts' times shifted so that no message arrives before it was sent.
 
     No time is shifted by more than its host's error, ``info.clocks[host].error``. Larger
@@ -133,7 +133,7 @@ def in_order(trace: Log) -> Log:
     >>> recv = Event(1, 0, Op.RECV, State.COMPLETED, 0.9999, peer=0)
     >>> ranks = {0: RankInfo(host="a"), 1: RankInfo(host="b")}
     >>> info = RunInfo(ranks=ranks, clocks={"b": ClockOffset(0.0, error=0.001)})
-    >>> (message,) = in_order(Trace([send, recv], info)).messages
+    >>> (message,) = enforce_causality(Trace([send, recv], info)).messages
     >>> message.sent < message.received
     True
     """
@@ -178,10 +178,12 @@ def cross_host_messages(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[C
     for members in trace.collectives:
         ops = {s.op for s in members}
         if len(ops) == 1 and not ops & _LOOSE:  # different operations do not match
-            yield from _of_collective([s for s in members if s.rank in hosts], hosts)
+            yield from _collective_messages([s for s in members if s.rank in hosts], hosts)
 
 
-def _of_collective(members: list[Span], hosts: Mapping[int, str]) -> Iterator[CrossHostMessage]:
+def _collective_messages(
+    members: list[Span], hosts: Mapping[int, str]
+) -> Iterator[CrossHostMessage]:
     """Yield a collective as messages: from a host's last start to another host's first end.
 
     In a collective with a root, only the root sends, or only the root waits for all others.

@@ -63,7 +63,7 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
         cli.check_folder(file, args.wrong)
     printed = set[str]()
     explain = partial(_explain, folder, printed)
-    status = launching.run(launching.recorded(command, folder.absolute()), on_signal=explain)
+    status = launching.run(launching.with_recorder(command, folder.absolute()), on_signal=explain)
     result = explain()
     if result is not None:
         cli.save_trace(result, args)

@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from distkit.errors import StartError
 from distkit_hosts.torchrun import launching
-from distkit_hosts.torchrun.launching import is_launcher, recorded
+from distkit_hosts.torchrun.launching import is_launcher, with_recorder
 
 RECORDER = "-m distkit_hosts.torchrun.attached f"
 
@@ -38,7 +38,7 @@ RECORDER = "-m distkit_hosts.torchrun.attached f"
 )
 def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> None:
     assert is_launcher(command.split())
-    assert recorded(command.split(), "f") == expected.split()
+    assert with_recorder(command.split(), "f") == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> 
         ("torchrun --nproc-per-node 2", "torchrun cannot parse it"),
         ("torchrun --no-python ./a.out", "with --no-python or --run-path"),
         ("srun -n 2 ./a.out", "it does not start Python"),
-        ("mpirun python -c print()", "it names no script for Python"),
+        ("mpirun python -c print()", "it names no Python script"),
     ],
 )
 def test_commands_without_a_python_script_raise(command: str, reason: str) -> None:
     with pytest.raises(StartError, match=f"cannot be recorded: {reason}"):
-        recorded(command.split(), "f")
+        with_recorder(command.split(), "f")
 
 
 def test_torchrun_parses_a_recorded_command() -> None:
     """torchrun's own parser finds its options and the same script after them."""
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
-    options = get_args_parser().parse_args(recorded(command, "f")[1:])
+    options = get_args_parser().parse_args(with_recorder(command, "f")[1:])
     assert (options.standalone, options.nproc_per_node, options.module) == (True, "2", True)
     assert options.training_script == "distkit_hosts.torchrun.attached"
     assert options.training_script_args == ["f", "t.py", "--lr", "1"]

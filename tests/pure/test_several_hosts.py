@@ -15,7 +15,7 @@ from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 from distkit.views import Compare, Stage, Timeline
 from distkit.views.timeline.columns import Columns
-from distkit_hosts.causality import cross_host_messages, in_order
+from distkit_hosts.causality import cross_host_messages, enforce_causality
 
 HOSTS = ("alpha", "alpha", "beta", "gamma")
 
@@ -73,7 +73,7 @@ def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
             src, dst = draw.sample(range(len(HOSTS)), 2)
             events += message(n, src, dst, now, now + draw.uniform(1e-6, 2e-3))
     measured = with_clock_errors(events, {"beta": beta, "gamma": gamma}, ERROR)
-    corrected = in_order(measured)
+    corrected = enforce_causality(measured)
 
     assert all(m.sent < m.received for m in corrected.messages)
     for members in corrected.collectives:
@@ -89,7 +89,7 @@ def test_corrections_stay_within_the_clock_error(seed, beta, gamma):
 
 def test_contradiction_beyond_the_clock_error_is_not_corrected():
     measured = with_clock_errors(message(0, 0, 2, 1.0, 1.002), {"beta": -0.5}, ERROR)
-    assert in_order(measured) is measured
+    assert enforce_causality(measured) is measured
 
 
 def test_bytes_within_and_between_hosts_are_counted():

@@ -39,8 +39,8 @@ def is_launcher(command: Sequence[str]) -> bool:
     return name == "torchrun" or name in _OTHERS or _PYTHON.fullmatch(name) is not None
 
 
-def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
-    """Return the command that starts the same ranks, recorded.
+def with_recorder(command: Sequence[str], folder: str | Path) -> list[str]:
+    """Return the command that starts the same ranks with the recorder.
 
     Args:
         command: the command of torchrun, or of another launcher that starts Python.
@@ -49,30 +49,30 @@ def recorded(command: Sequence[str], folder: str | Path) -> list[str]:
     Raises:
         StartError: the command does not start a Python script.
 
-    >>> recorded(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
+    >>> with_recorder(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
     ['-m', 'distkit_hosts.torchrun.attached', 'f', 'train.py', '--lr', '1']
-    >>> recorded(["srun", "-n", "2", "python", "-u", "train.py"], "f")[3:]
+    >>> with_recorder(["srun", "-n", "2", "python", "-u", "train.py"], "f")[3:]
     ['python', '-u', '-m', 'distkit_hosts.torchrun.attached', 'f', 'train.py']
     """
     attach = ["-m", "distkit_hosts.torchrun.attached", str(folder)]
     for index, word in enumerate(command, 1):
         before, after, name = [*command[:index]], [*command[index:]], Path(word).name
         if name == "torchrun":
-            return before + _of_torchrun(after, attach)
+            return before + _record_torchrun(after, attach)
         if _PYTHON.fullmatch(name):
-            return before + _of_python(after, attach)
-    raise _refused("it does not start Python")
+            return before + _record_python(after, attach)
+    raise _recording_error("it does not start Python")
 
 
-def _of_torchrun(arguments: list[str], attach: list[str]) -> list[str]:
+def _record_torchrun(arguments: list[str], attach: list[str]) -> list[str]:
     from torch.distributed.run import get_args_parser  # on first use: it imports torch
 
     try:
         args = get_args_parser().parse_args(arguments)
     except SystemExit:  # the parser has printed the error
-        raise _refused("torchrun cannot parse it") from None
+        raise _recording_error("torchrun cannot parse it") from None
     if args.no_python or args.run_path:
-        raise _refused(
+        raise _recording_error(
             "with --no-python or --run-path, torchrun starts neither a script nor a module"
         )
     index = len(arguments) - len(args.training_script_args) - 1
@@ -81,19 +81,19 @@ def _of_torchrun(arguments: list[str], attach: list[str]) -> list[str]:
     return [*options, *attach[1:], *module, *arguments[index:]]
 
 
-def _of_python(arguments: list[str], attach: list[str]) -> list[str]:
+def _record_python(arguments: list[str], attach: list[str]) -> list[str]:
     index, stop = 0, ("-m", "-c", "-")
     while index < len(arguments) and (arg := arguments[index]).startswith("-") and arg not in stop:
         index += 1 + (arg in _WITH_VALUE)
     options, script = arguments[:index], arguments[index:]
     if script[:1] == ["-m"] and script[1:2] and script[1] in _TORCHRUN:
-        return [*options, *script[:2], *_of_torchrun(script[2:], attach)]
+        return [*options, *script[:2], *_record_torchrun(script[2:], attach)]
     if script[:1] == ["-m"] or (script and not script[0].startswith("-")):
         return [*options, *attach, *script]
-    raise _refused("it names no script for Python")
+    raise _recording_error("it names no Python script")
 
 
-def _refused(why: str) -> StartError:
+def _recording_error(why: str) -> StartError:
     return StartError(
         f"this command cannot be recorded: {why}. Pass the complete command of the launcher: "
         "distkit trace -- torchrun --nproc-per-node 2 train.py"

@@ -172,7 +172,7 @@ class Conductor:
         trace = self.live.snapshot(ends, self.replacements)
         if final_ends:
             if trace.info.clocks:
-                trace = companions.load("distkit_hosts.causality").in_order(trace)
+                trace = companions.load("distkit_hosts.causality").enforce_causality(trace)
             self._trace = trace = trace if self.stepped else without_idle_servers(trace)
         return trace
 
