@@ -284,7 +284,7 @@ def test_latest_restart_is_shown(
     assert [*map(len, trace.collectives)] == [2, 2, 2]
     assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]
     (found,) = trace.diagnose()
-    notice = "started 2 times, and this is the latest."
+    notice = "started 2 times, and only the latest attempt is shown."
     assert notice in found.message and not found.hang
     assert notice in dk.Timeline(trace).save(tmp_path / "x.svg").read_text()
     reloaded = Trace.load(trace.save(tmp_path / "whole.gz"))

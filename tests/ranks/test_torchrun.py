@@ -141,7 +141,7 @@ def test_script_is_recorded_unchanged() -> None:
 def test_rank_death_restarts_all_ranks() -> None:
     command = [*DISTKIT, "trace", "--out", "t", "--", *TWO, "--max-restarts=1", "train.py"]
     output = run(*command, script=DIES)
-    assert "the ranks were started 2 times, and this is the latest." in output
+    assert "the ranks were started 2 times, and only the latest attempt is shown." in output
     trace = Trace.load("t.gz")
     assert {end.how for end in trace.info.ends.values()} == {"returned"}
     assert [s.state for s in trace.spans if s.op is not Op.MARK] == [State.COMPLETED] * 6

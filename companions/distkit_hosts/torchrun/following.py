@@ -70,7 +70,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
         >>> run.step().next()                           # doctest: +SKIP
     """
     deadline, path = time.monotonic() + timeout, Path(folder)
-    ranks = _latest_start(path)
+    ranks = _latest_attempt(path)
     if _missing(ranks):
         message = f"Waiting up to {timeout:.0f} s for all ranks to start"
         print(f"{message} in {path.absolute()}.", flush=True)
@@ -82,7 +82,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
                 "wait longer with timeout=…."
             )
         time.sleep(POLL_INTERVAL)
-        ranks = _latest_start(path)
+        ranks = _latest_attempt(path)
     return Following(ranks)
 
 
@@ -94,13 +94,13 @@ def _missing(ranks: Mapping[int, Record]) -> str:
     return f"{len(ranks)} of {size} ranks have started" if len(ranks) < size else ""
 
 
-def _latest_start(folder: Path) -> dict[int, Record]:
-    """Return the ranks with known numbers of the latest start in a folder."""
+def _latest_attempt(folder: Path) -> dict[int, Record]:
+    """Return the ranks with known numbers of the latest attempt in a folder."""
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
         known = [r for r in records if r.about["launcher"] != "none" or "world" in r.notes]
-        return merge.starts_of(known)[-1]
+        return merge.attempts_of(known)[-1]
     except TraceFileError:  # no file yet, or a rank has just created its file
         return {}
 

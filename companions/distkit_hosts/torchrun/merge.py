@@ -47,18 +47,18 @@ def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
 
 
 def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
-    """Return the events and the metadata of the latest start of a run."""
-    starts = starts_of(records)
-    ranks, clocks = starts[-1], Clocks(starts[-1])
+    """Return the events and the metadata of the latest attempt of a run."""
+    attempts = attempts_of(records)
+    ranks, clocks = attempts[-1], Clocks(attempts[-1])
     ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
     events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
     earlier = Limitation(
-        f"the ranks were started {len(starts)} times, and this is the latest.",
-        "To see an earlier start, load only its ranks' files.",
+        f"the ranks were started {len(attempts)} times, and only the latest attempt is shown.",
+        "To see an earlier attempt, load only its ranks' files.",
     )
     return events, structs.replace(
         _info(ranks, clocks, ahead),
-        limitations=({"starts": earlier} if len(starts) > 1 else {}) | clocks.limitations,
+        limitations=({"attempts": earlier} if len(attempts) > 1 else {}) | clocks.limitations,
         clocks=clocks.offsets,
     )
 
@@ -66,8 +66,8 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
 # -- which files belong together -----------------------------------------------------------------
 
 
-def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
-    """Return the ranks of each start of the latest run, by their numbers.
+def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
+    """Return the ranks of each attempt of the latest run, by their numbers.
 
     torchrun starts all ranks of a run again when one of them fails or a host joins.
     """
@@ -76,20 +76,20 @@ def starts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
         raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
     # a process without a launcher may only start ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
-    starts: list[dict[int, Record]] = []
+    attempts: list[dict[int, Record]] = []
     for record in sorted(ranks, key=_began):
-        if not starts or not _belongs(record, starts[-1]):
-            starts.append({})
-        starts[-1][record.rank] = record
-    latest = set(map(_launcher, starts[-1].values()))
-    run = [start for start in starts if not latest.isdisjoint(map(_launcher, start.values()))]
-    return [dict(sorted(start.items())) for start in run]
+        if not attempts or not _belongs(record, attempts[-1]):
+            attempts.append({})
+        attempts[-1][record.rank] = record
+    latest = set(map(_launcher, attempts[-1].values()))
+    run = [a for a in attempts if not latest.isdisjoint(map(_launcher, a.values()))]
+    return [dict(sorted(attempt.items())) for attempt in run]
 
 
-def _belongs(record: Record, start: Mapping[int, Record]) -> bool:
-    """Return whether a rank, no older than those of a start, belongs to that start."""
-    others = start.values()
-    if record.rank in start or any(r.world_size != record.world_size for r in others):
+def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
+    """Return whether a rank, no older than those of an attempt, belongs to that attempt."""
+    others = attempt.values()
+    if record.rank in attempt or any(r.world_size != record.world_size for r in others):
         return False
     same_launcher = _launcher(record) in map(_launcher, others)
     return same_launcher or _began(record) <= max(map(_ended, others))
@@ -160,11 +160,11 @@ def _cross_host_messages(ranks: Mapping[int, Record]) -> Iterator[CrossHostMessa
     )
 
 
-# -- the ranks of one start ----------------------------------------------------------------------
+# -- the ranks of one attempt --------------------------------------------------------------------
 
 
 def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float]) -> RunInfo:
-    """Return the metadata of one start."""
+    """Return the metadata of one attempt."""
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
     return RunInfo(
