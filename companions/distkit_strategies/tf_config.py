@@ -124,7 +124,7 @@ class TFConfig:
         """Read and check a configuration.
 
         Raises:
-            StrategyError: the text is not valid JSON, or a field is missing or wrong; the message
+            StrategyError: the text is not valid JSON, or a field is missing or invalid; the message
                 names the position or the field.
         """
         try:
@@ -136,7 +136,7 @@ class TFConfig:
                 f"column {error.colno}:\n    {line}\n    {' ' * (error.colno - 1)}^"
             ) from None
         except ValidationError as error:
-            raise StrategyError(f"TF_CONFIG has a wrong field: {error}. {_FORM}") from None
+            raise StrategyError(f"TF_CONFIG has an invalid field: {error}. {_FORM}") from None
         except (ValueError, RecursionError) as error:
             raise StrategyError(f"TF_CONFIG is not valid JSON: {error}") from None
         cluster = {kind: tuple(getattr(config.cluster, kind)) for kind in TASKS}

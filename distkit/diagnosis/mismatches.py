@@ -188,17 +188,17 @@ def _required(facts: Evidence, column: Column) -> Finding | None:
     for op in [op for op in _REQUIRED_CALLS if op in called]:
         rule, name = _REQUIRED_CALLS[op]
         without = [r for r, s in column.items() if s.op is not op]
-        missing = [r for r in without if not _reaches(facts, column, r, op)]
+        missing = [r for r in without if not _makes_extra_call(facts, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
     return None
 
 
-def _reaches(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
+def _makes_extra_call(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
     """Return whether a rank makes an extra call before it reaches the others' call.
 
-    A rank that repeats a call that the others have made equally often has skipped their call.
+    If the others have made the extra call equally often, the rank has skipped their call instead.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     before = [facts.before(s.rank, span.where, s) for s in (span, other)]

@@ -74,7 +74,7 @@ def test_json_error_names_the_position() -> None:
     ],
 )
 def test_invalid_field_is_named(found, message: str) -> None:
-    with pytest.raises(StrategyError, match="TF_CONFIG has a wrong field") as caught:
+    with pytest.raises(StrategyError, match="TF_CONFIG has an invalid field") as caught:
         TFConfig.parse(json.dumps(found))
     assert message in str(caught.value)
 

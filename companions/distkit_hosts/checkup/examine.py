@@ -126,7 +126,7 @@ class _Examination:
         def send(host: Host) -> None:
             try:
                 replies[host.label] = host.ask(do, timeout, **arguments(host.label))
-            except Lost as error:
+            except ProbeError as error:
                 del self.alive[host.label]
                 self.facts.lost[host.label] = {"message": str(error), "stage": self.stage}
 
@@ -223,8 +223,8 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
 # -- probes -------------------------------------------------------------------------------------
 
 
-class Lost(Exception):
-    """A host does not respond; the message is from ssh or the probe."""
+class ProbeError(Exception):
+    """A probe fails or does not respond; the message is from ssh or the probe."""
 
 
 class Host:
@@ -258,20 +258,20 @@ class Host:
         """Send a request, and wait up to ``timeout`` seconds for the reply.
 
         Raises:
-            Lost: the probe does not respond.
+            ProbeError: the probe fails or does not respond.
         """
         self._write(json.dumps({"do": do, **arguments}) + "\n")
         try:
             text = self._replies.get(timeout=timeout)
         except queue.Empty:
-            raise Lost(f"no reply within {timeout:g} s") from None
+            raise ProbeError(f"no reply within {timeout:g} s") from None
         if text is None:
-            raise Lost(
+            raise ProbeError(
                 self._last_line.rstrip(".") or f"it exited with status {self._process.wait()}"
             )
         reply = json.loads(text)
         if "error" in reply:
-            raise Lost(reply["error"])
+            raise ProbeError(reply["error"])
         return reply["reply"]
 
     def _write(self, text: str) -> None:

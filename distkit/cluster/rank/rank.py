@@ -266,7 +266,7 @@ class Rank:
             gate.on_wait = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
         injector = FaultInjector(options["faults"], self.spec.rank)
-        tap.before += [injector] if options["faults"] != Faults() else []  # it costs each call time
+        tap.before += [injector] if options["faults"] != Faults() else []  # it slows each call
         recorder.set_current(run_recorder)
         try:
             yield
