@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Line(NamedTuple):
     """The maximum size of a package, and its target."""
 
-    most: int
+    limit: int
     target: int
 
 
@@ -141,9 +141,9 @@ def table(counts: Mapping[str, int], lines: Mapping[str, Line]) -> list[str]:
     """
     width = max(map(len, [*lines, "package"]))
     return [
-        f"{'package':{width}} {'now':>7} {'most':>6} {'target':>7}",
+        f"{'package':{width}} {'now':>7} {'limit':>6} {'target':>7}",
         *(
-            f"{name:{width}} {counts[name]:>7,} {line.most:>6,} {line.target:>7,}"
+            f"{name:{width}} {counts[name]:>7,} {line.limit:>6,} {line.target:>7,}"
             for name, line in lines.items()
         ),
     ]
