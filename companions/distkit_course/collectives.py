@@ -20,7 +20,7 @@ from distkit_course.task import Answer, Criterion, NotAttempted, WrongAnswer
 Call = Callable[[Callable[..., object], int, int, int], Tensor]
 
 #: The expected values of a rank: ``f(rank, n, length)``.
-Right = Callable[[int, int, int], Tensor]
+Expected = Callable[[int, int, int], Tensor]
 
 #: The values of a rank after a call, and those of the returned tensor, if any.
 Outcome = tuple[list[float], list[float] | None]
@@ -40,14 +40,14 @@ class CollectiveTrial:
     Args:
         algorithm: the reference for messages, bytes and rounds.
         call: a function that calls the answer.
-        right: the expected values of a rank.
+        expected: the expected values of a rank.
         into: the parameter that must contain these values.
         parts: whether the tensor is one of n equal parts of the algorithm's tensor.
     """
 
     algorithm: Algorithm
     call: Call
-    right: Right
+    expected: Expected
     into: str
     parts: bool = False
 
@@ -68,10 +68,10 @@ class CollectiveTrial:
         """Describe the first difference from the expected values; return "" if there is none."""
         for rank, outcomes in enumerate(results):
             for length, (got, returned) in zip(LENGTHS, outcomes, strict=True):
-                right = self.right(rank, n, length)
-                if equal(tensor(got), right):
+                expected = self.expected(rank, n, length)
+                if equal(tensor(got), expected):
                     continue
-                if returned is not None and equal(tensor(returned), right):
+                if returned is not None and equal(tensor(returned), expected):
                     return (
                         f"it returns the correct result, but {self.into} must contain it: "
                         f"write into {self.into}, in place"
@@ -79,7 +79,7 @@ class CollectiveTrial:
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "
                     f"rank {rank} ends with\n{_abbreviated(got)}\n"
-                    f"expected {_abbreviated(right.tolist())}"
+                    f"expected {_abbreviated(expected.tolist())}"
                 )
         return ""
 

@@ -198,7 +198,7 @@ def _call_each(
 
 # -- values ------------------------------------------------------------------------------
 
-#: Explains a wrong answer: ``f(returned, right, *arguments)``; "" if the cause is unknown.
+#: Explains a wrong answer: ``f(returned, expected, *arguments)``; "" if the cause is unknown.
 Why = Callable[..., str]
 
 
@@ -214,7 +214,7 @@ class Calls:
 
     solution: Answer
     cases: Iterable[tuple[Any, ...]]
-    why: Why = lambda returned, right, *case: ""
+    why: Why = lambda returned, expected, *case: ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the results, up to the first difference."""
@@ -222,13 +222,13 @@ class Calls:
         for case, returned in zip(
             cases, call_answer(answer, cases, self._describe_case), strict=True
         ):
-            right = self.solution(*deepcopy(case))
+            expected = self.solution(*deepcopy(case))
             if returned is None and case is cases[0]:
                 raise NotAttempted
-            if not same(returned, right):
-                why = self.why(returned, right, *case)
+            if not same(returned, expected):
+                why = self.why(returned, expected, *case)
                 raise WrongAnswer(
-                    f"{self._describe_case(*case)} it returns {returned!r}; expected {right!r}"
+                    f"{self._describe_case(*case)} it returns {returned!r}; expected {expected!r}"
                     + (f": {why}" if why else "")
                 )
         yield Criterion("values", f"correct in {count(len(cases), 'case')}")
@@ -238,21 +238,21 @@ class Calls:
         return "with " + ", ".join(f"{name}={value!r}" for name, value in named)
 
 
-def same(returned: Any, right: Any) -> bool:
+def same(returned: Any, expected: Any) -> bool:
     """Return whether two values are equal; numbers may differ by rounding."""
-    if isinstance(right, list | tuple):
+    if isinstance(expected, list | tuple):
         return (
             isinstance(returned, list | tuple)
-            and len(returned) == len(right)
-            and all(map(same, returned, right))
+            and len(returned) == len(expected)
+            and all(map(same, returned, expected))
         )
-    if isinstance(right, float | int) and not isinstance(right, bool):
+    if isinstance(expected, float | int) and not isinstance(expected, bool):
         return (
             isinstance(returned, float | int)
             and not isinstance(returned, bool)
-            and math.isclose(returned, right, rel_tol=1e-5, abs_tol=1e-12)
+            and math.isclose(returned, expected, rel_tol=1e-5, abs_tol=1e-12)
         )
-    return type(returned) is type(right) and bool(returned == right)
+    return type(returned) is type(expected) and bool(returned == expected)
 
 
 # -- messages ------------------------------------------------------------------------------
@@ -264,20 +264,20 @@ class Program:
 
     Args:
         call: a function that calls the answer on rank ``rank`` of ``n`` and returns plain data.
-        right: the expected value of a rank.
+        expected: the expected value of a rank.
         worlds: world sizes to test; messages are counted in the first.
         limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
             (collective operations), each with an optional reason.
-        why: a function ``f(results, rights)`` that explains common mistakes.
+        why: a function ``f(results, expected)`` that explains common mistakes.
         then: a function that further judges an answer that meets all these criteria, for example
             from the first trace.
     """
 
     call: Callable[[Answer, int, int], Any]
-    right: Callable[[int, int], Any]
+    expected: Callable[[int, int], Any]
     worlds: Sequence[int] = (2, 3, 4)
     limits: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
-    why: Callable[[list[Any], list[Any]], str] = lambda results, rights: ""
+    why: Callable[[list[Any], list[Any]], str] = lambda results, expected: ""
     then: Callable[[Answer, Trace], Iterator[Criterion]] = lambda answer, trace: iter(())
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
@@ -301,15 +301,15 @@ class Program:
 
     def _compared(self, answer: Answer, n: int) -> Trace:
         run = run_answer(_called, answer, n, self.call, answer)
-        expected = [self.right(rank, n) for rank in range(n)]
+        all_expected = [self.expected(rank, n) for rank in range(n)]
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
             raise NotAttempted
-        for rank, (result, right) in enumerate(zip(run.results, expected, strict=True)):
-            if not same(result, right):
-                why = self.why(run.results, expected)
+        for rank, (result, expected) in enumerate(zip(run.results, all_expected, strict=True)):
+            if not same(result, expected):
+                why = self.why(run.results, all_expected)
                 raise WrongAnswer(
-                    f"on {count(n, 'rank')}, rank {rank} has {result!r}; expected {right!r}"
+                    f"on {count(n, 'rank')}, rank {rank} has {result!r}; expected {expected!r}"
                     + (f": {why}" if why else ""),
                     run.trace,
                 )

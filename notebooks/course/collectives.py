@@ -10,7 +10,7 @@ from torch import Tensor, arange, cat, empty_like, stack, zeros
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.catalog import Algorithm
 from distkit.algorithms.collectives import COLLECTIVES
-from distkit_course.collectives import Call, CollectiveTrial, Right
+from distkit_course.collectives import Call, CollectiveTrial, Expected
 from distkit_course.content.mistakes import in_turn
 from distkit_course.task import Answer, Task
 
@@ -147,7 +147,7 @@ def _task(
     signature: str,
     goal: str,
     call: Call,
-    right: Right,
+    expected: Expected,
     *hints: str,
     wrong: tuple[tuple[Answer, str], ...],
     parts: bool = False,
@@ -157,7 +157,7 @@ def _task(
         f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks it "
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
-    trial = CollectiveTrial(best, call, right, parameters.split(", ")[0], parts)
+    trial = CollectiveTrial(best, call, expected, parameters.split(", ")[0], parts)
     return Task(name, signature, goal, details, best.reference, hints, trial, wrong, worth=4)
 
 

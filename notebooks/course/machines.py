@@ -80,7 +80,7 @@ def judge_order(mine: Answer) -> Iterator[Criterion]:
     yield Criterion("values", f"the best in {len(every):,} placements")
 
 
-def _why_bytes(returned: Any, right: float, hosts: list[str], nbytes: int) -> str:
+def _why_bytes(returned: Any, expected: float, hosts: list[str], nbytes: int) -> str:
     """Return the likely mistake behind an answer."""
     n, last = len(hosts), hosts[-1] != hosts[0]
     crossings = sum(hosts[rank - 1] != hosts[rank] for rank in range(n))

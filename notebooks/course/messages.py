@@ -224,12 +224,12 @@ def _summed(mine: Answer, rank: int, n: int) -> float | None:
     return None if total is None else float(total)
 
 
-def _why_relayed(results: list[float], rights: list[float]) -> str:
+def _why_relayed(results: list[float], expected: list[float]) -> str:
     unsent = all(result == 1 for result in results)
     return "every rank adds 1 to its own 0: receive from the previous rank first" if unsent else ""
 
 
-def _why_summed(results: list[float], rights: list[float]) -> str:
+def _why_summed(results: list[float], expected: list[float]) -> str:
     """Describe which batches were summed."""
     if results == [m * (m + 1) / 2 for m in BATCHES[: len(results)]]:
         return "this is the sum of the rank's own batches"
@@ -287,7 +287,7 @@ TASKS: list[Task] = [
                 "messages": (lambda n: 1, "x to the other rank"),
                 "calls": (lambda n: 0, "write it with send and recv"),
             },
-            lambda results, rights: "each rank gets the other one's x",
+            lambda results, expected: "each rank gets the other one's x",
         ),
         (
             (both_receive, "deadlock in both_receive: "),
@@ -317,7 +317,7 @@ TASKS: list[Task] = [
             lambda rank, n: [1, [3.0] * 4],
             (2,),
             {"messages": (lambda n: 1, "")},
-            lambda results, rights: "both call work() once, and rank 1 ends with x",
+            lambda results, expected: "both call work() once, and rank 1 ends with x",
             _judge_overlap,
         ),
         (

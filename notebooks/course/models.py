@@ -23,7 +23,7 @@ def chunk_sent(rank: int, step: int, n: int) -> int:
     return (rank - step) % n
 
 
-def _why_chunk(returned: Any, right: int, rank: int, step: int, n: int) -> str:
+def _why_chunk(returned: Any, expected: int, rank: int, step: int, n: int) -> str:
     if step >= n - 1 and returned == (rank - step % (n - 1)) % n:
         return "after n-1 rounds a rank has the complete sum of chunk rank+1, and sends that first"
     if returned == (rank + step) % n:
@@ -39,7 +39,7 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
     return math.ceil(math.log2(n)) * (link.alpha + nbytes * link.beta)
 
 
-def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Link) -> str:
+def _why_broadcast(returned: Any, expected: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
     if same(returned, (n - 1) * message):
         return "that is one message after another; in a tree, all ranks that have the tensor send"
@@ -47,7 +47,7 @@ def _why_broadcast(returned: Any, right: float, n: int, nbytes: float, link: Lin
         return "the number of rounds is a whole number: round up"
     return (
         "each round sends the whole tensor"
-        if isinstance(returned, float) and returned < right
+        if isinstance(returned, float) and returned < expected
         else ""
     )
 
@@ -58,7 +58,7 @@ def crossover(n: int, alpha: float, beta: float) -> float:
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
 
-def _why_crossover(returned: Any, right: float, n: int, alpha: float, beta: float) -> str:
+def _why_crossover(returned: Any, expected: float, n: int, alpha: float, beta: float) -> str:
     ring, tree = n - 1, math.ceil(math.log2(n))
     if same(returned, alpha * (ring - tree) / (beta * tree)):
         return "the ring also sends bytes: (n-1)/n of the tensor, twice"
@@ -150,8 +150,8 @@ def smallest_ranks(compute: float, sync: float) -> int:
     return math.floor(1 + sync / compute) + 1
 
 
-def _why_ranks(returned: Any, right: int, compute: float, sync: float) -> str:
-    if returned == right - 1:
+def _why_ranks(returned: Any, expected: int, compute: float, sync: float) -> str:
+    if returned == expected - 1:
         return "this number of ranks is at best as fast as one rank: R > 1 + Tsync/Tcomp"
     return "R > 1 + Tsync/Tcomp: return the smallest whole number above that"
 
@@ -161,7 +161,9 @@ def learning_rate(step: int, base: float, ranks: int, warmup: int) -> float:
     return base * (1 + (ranks - 1) * min(1.0, step / warmup))
 
 
-def _why_rate(returned: Any, right: float, step: int, base: float, ranks: int, warmup: int) -> str:
+def _why_rate(
+    returned: Any, expected: float, step: int, base: float, ranks: int, warmup: int
+) -> str:
     if same(returned, base * ranks):
         return "without a warm-up: it begins at base"
     if same(returned, base * ranks * min(1.0, step / warmup)):
@@ -187,10 +189,10 @@ def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]
     return order + [("B", i) for i in range(microbatches - ahead, microbatches)]
 
 
-def _why_order(returned: Any, right: list[Any], rank: int, ranks: int, microbatches: int) -> str:
+def _why_order(returned: Any, expected: list[Any], rank: int, ranks: int, microbatches: int) -> str:
     if not isinstance(returned, list):
         return "return a list of pairs"
-    if sorted(map(str, returned)) != sorted(map(str, right)):
+    if sorted(map(str, returned)) != sorted(map(str, expected)):
         return "each micro-batch has one forward and one backward pass"
     if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
         return "this is GPipe: it keeps all micro-batches. Run backward passes as early as possible"
@@ -203,7 +205,7 @@ def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
     return parameters * (12 - sharded + sharded / ranks)
 
 
-def _why_bytes(returned: Any, right: float, parameters: int, ranks: int, stage: int) -> str:
+def _why_bytes(returned: Any, expected: float, parameters: int, ranks: int, stage: int) -> str:
     if same(returned, parameters * 12):
         return "that is DDP, which keeps everything on every rank"
     return "stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters"
@@ -214,7 +216,7 @@ def bubble(ranks: int, microbatches: int) -> float:
     return (ranks - 1) / (microbatches + ranks - 1)
 
 
-def _why_bubble(returned: Any, right: float, ranks: int, microbatches: int) -> str:
+def _why_bubble(returned: Any, expected: float, ranks: int, microbatches: int) -> str:
     if same(returned, (ranks - 1) / microbatches):
         return "that is idle time over busy time: divide by the total time"
     return "the last rank begins p-1 steps late, and is busy for m steps"
@@ -225,10 +227,10 @@ def whole_loss(losses: list[float], rows: list[int]) -> float:
     return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
 
 
-def _why_loss(returned: Any, right: float, losses: list[float], rows: list[int]) -> str:
+def _why_loss(returned: Any, expected: float, losses: list[float], rows: list[int]) -> str:
     if same(returned, sum(losses) / len(losses)):
         return "this is the mean of means: a small micro-batch counts as much as a large one"
-    if same(returned, right * sum(rows)):
+    if same(returned, expected * sum(rows)):
         return "this is a sum over all rows: divide by the number of rows"
     return "this is the sum of the means" if same(returned, sum(losses)) else ""
 
@@ -242,13 +244,15 @@ def ranks_that_fit(memory: float, context: float, parameters: int, activations: 
 
 
 def _why_fit(
-    returned: Any, right: int, memory: float, context: float, parameters: int, activations: float
+    returned: Any, expected: int, memory: float, context: float, parameters: int, activations: float
 ) -> str:
     if returned == memory // (16 * parameters + activations):
         return "each process has its own context"
     if returned == memory // (context + 4 * parameters + activations):
         return "Adam keeps a gradient and two moments for each weight"
-    return "the number of ranks is a whole number: round down" if same(returned, right + 1) else ""
+    return (
+        "the number of ranks is a whole number: round down" if same(returned, expected + 1) else ""
+    )
 
 
 # -- the exercises -----------------------------------------------------------------------------

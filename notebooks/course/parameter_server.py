@@ -361,16 +361,16 @@ def _late(push: Handled) -> str:
 
 def _left(push: Handled, step: Step) -> str:
     """Describe the mistake in the waiting pulls; "" if there is none."""
-    right, left = [w for w in push.before if w not in step.answered], push.waiting
-    if not isinstance(left, list):
-        return f"server.waiting is {left!r}: it must stay a list of workers"
-    if twice := [w for w in left if w in step.answered]:
+    expected, waiting = [w for w in push.before if w not in step.answered], push.waiting
+    if not isinstance(waiting, list):
+        return f"server.waiting is {waiting!r}: it must stay a list of workers"
+    if twice := [w for w in waiting if w in step.answered]:
         return (
             f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
             "it would be answered again in the next round. Remove the workers that you answer: "
             "answered, server.waiting = server.waiting, []"
         )
-    if lost := [w for w in right if w not in left]:
+    if lost := [w for w in expected if w not in waiting]:
         return (
             f"worker {lost[0]} is no longer in server.waiting, but its pull has no answer: it "
             "would wait forever. Empty the list only when you answer"
@@ -380,10 +380,10 @@ def _left(push: Handled, step: Step) -> str:
 
 def _applied(push: Handled, steps: list[Step]) -> str:
     """Describe the mistake in the value; "" if there is none."""
-    got, right = push.value, steps[-1].value
-    if not isinstance(got, Tensor) or got.shape != right.shape:
+    got, expected = push.value, steps[-1].value
+    if not isinstance(got, Tensor) or got.shape != expected.shape:
         return f"server.value is {got!r}: change it only with server.update(total)"
-    if different := (got != right).nonzero().flatten().tolist():
+    if different := (got != expected).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
         return _misapplied(push.sync, steps, worker, number, got[different[0]].item())
     if push.updates == steps[-1].updates:
@@ -453,11 +453,11 @@ def judge_waits(mine: Answer) -> Iterator[Criterion]:
     every = [*states()]
     outputs = call_answer(mine, every, _state)
     for at, ((worker, clocks, bound), returned) in enumerate(zip(every, outputs, strict=True)):
-        right = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
+        expected = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
         if returned is None and not at:
             raise NotAttempted
-        if not isinstance(returned, COLLECTIONS) or set(returned) != right:
-            raise WrongAnswer(_differs(returned, right, worker, clocks, bound))
+        if not isinstance(returned, COLLECTIONS) or set(returned) != expected:
+            raise WrongAnswer(_differs(returned, expected, worker, clocks, bound))
     yield Criterion("values", f"as the real rule in {len(every):,} states")
 
 
@@ -466,13 +466,13 @@ def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
 
 
 def _differs(
-    returned: Any, right: set[int], worker: int, clocks: Mapping[int, int], bound: int
+    returned: Any, expected: set[int], worker: int, clocks: Mapping[int, int], bound: int
 ) -> str:
     """Return the reason why an answer is wrong."""
-    text = f"{_state(worker, clocks, bound)}: it returns {returned!r}; expected {right}"
+    text = f"{_state(worker, clocks, bound)}: it returns {returned!r}; expected {expected}"
     if not isinstance(returned, COLLECTIONS):
         return f"{text}. Return a set of workers"
-    other = sorted(right ^ set(returned), key=str)[0]
+    other = sorted(expected ^ set(returned), key=str)[0]
     if other not in clocks:
         return f"{text}. There is no worker {other!r}"
     behind = clocks[worker] - clocks[other]
@@ -582,9 +582,9 @@ def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) 
     return answered
 
 
-def _why_round(returned: Any, right: float, arrivals: list[float], backup: int) -> str:
+def _why_round(returned: Any, expected: float, arrivals: list[float], backup: int) -> str:
     inside = returned in arrivals
-    if inside and returned > right:
+    if inside and returned > expected:
         return "it waits for all, including the backup workers" if backup else ""
     if inside and not backup and returned == min(arrivals):
         return "it counts from the first: without backup workers the last one completes the round"

@@ -89,11 +89,11 @@ def trial(mine: Answer) -> Iterator[Criterion]:
 def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
     """Describe the mistake in the returned numbers; "" for none."""
     rows = [losses_of(rank, sizes) for rank in range(len(sizes))]
-    right = torch.cat(rows).mean().item()
+    expected = torch.cat(rows).mean().item()
     for rank, got in enumerate(results):
         if isinstance(got, str):
             return f"rank {rank} returns a value of type {got}: return the mean, a number"
-    if all(_same(got, right) for got in results):
+    if all(_same(got, expected) for got in results):
         return ""
     if any(map(_is_nan, results)):
         return (
@@ -101,7 +101,7 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
         )
     values = ", ".join(f"{got:.4g}" for got in results)
     known = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
-    return f"{next(known, f'they return {values}')}; expected {right:.4g} on every rank"
+    return f"{next(known, f'they return {values}')}; expected {expected:.4g} on every rank"
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
@@ -120,8 +120,8 @@ def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
     yield "each rank returns the mean of its own examples", means
 
 
-def _same(got: float | str, right: float) -> bool:
-    return isinstance(got, float) and math.isclose(got, right, rel_tol=1e-5)
+def _same(got: float | str, expected: float) -> bool:
+    return isinstance(got, float) and math.isclose(got, expected, rel_tol=1e-5)
 
 
 def _is_nan(got: float | str) -> bool:
