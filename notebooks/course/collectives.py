@@ -27,17 +27,17 @@ def total(rank: int, n: int, length: int) -> Tensor:
     return stack([numbers(r, length) for r in range(n)]).sum(0)
 
 
-def in_place(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``mine(x)``, and return x."""
+def in_place(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+    """Call ``answer(x)``, and return x."""
     x = numbers(rank, length)
-    mine(x)
+    answer(x)
     return x
 
 
-def from_root(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``mine(x, src)``, and return x."""
+def from_root(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+    """Call ``answer(x, src)``, and return x."""
     x = numbers(rank, length)
-    mine(x, root(n, length))
+    answer(x, root(n, length))
     return x
 
 
@@ -46,17 +46,17 @@ def root(n: int, length: int) -> int:
     return (n - length) % n
 
 
-def gathering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``mine(outputs, x)``, and return the outputs."""
+def gathering(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+    """Call ``answer(outputs, x)``, and return the outputs."""
     outputs = [zeros(length) for _ in range(n)]
-    mine(outputs, numbers(rank, length))
+    answer(outputs, numbers(rank, length))
     return cat(outputs)
 
 
-def scattering(mine: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``mine(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
+def scattering(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+    """Call ``answer(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
     output = zeros(length) - 1
-    mine(output, [numbers(rank, length) + part for part in range(n)])
+    answer(output, [numbers(rank, length) + part for part in range(n)])
     return output
 
 

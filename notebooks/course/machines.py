@@ -55,10 +55,10 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
     return apart * 2 * (len(hosts) - 1) * nbytes / len(hosts)
 
 
-def judge_order(mine: Answer) -> Iterator[Criterion]:
+def judge_order(answer: Answer) -> Iterator[Criterion]:
     """Count pairs of neighbors on different machines."""
     every = [*placements()]
-    outputs = call_answer(mine, [(hosts,) for hosts in every], "hosts={}".format)
+    outputs = call_answer(answer, [(hosts,) for hosts in every], "hosts={}".format)
     for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
         case = f"hosts={hosts}"
         if returned is None and not at:

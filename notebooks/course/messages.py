@@ -180,19 +180,19 @@ def as_many_as_the_last(batches: list[Tensor]) -> Tensor:
 # -- calling an answer ---------------------------------------------------------------------
 
 
-def _relayed(mine: Answer, rank: int, n: int) -> float:
+def _relayed(answer: Answer, rank: int, n: int) -> float:
     x = torch.zeros(1)
-    mine(x)
+    answer(x)
     return x.item()
 
 
-def _swapped(mine: Answer, rank: int, n: int) -> list[float]:
+def _swapped(answer: Answer, rank: int, n: int) -> list[float]:
     x, y = torch.full((8,), rank + 1.0), torch.zeros(8)
-    read_only(lambda x: mine(x, y))(x)
+    read_only(lambda x: answer(x, y))(x)
     return y.tolist()
 
 
-def _overlapped(mine: Answer, rank: int, n: int) -> list[Any]:
+def _overlapped(answer: Answer, rank: int, n: int) -> list[Any]:
     x, done = torch.full((4,), 3.0 - 3.0 * rank), list[None]()
 
     def work() -> None:
@@ -200,11 +200,11 @@ def _overlapped(mine: Answer, rank: int, n: int) -> list[Any]:
             time.sleep(LATE)
         done.append(None)
 
-    mine(x, work)
+    answer(x, work)
     return [len(done), x.tolist()]
 
 
-def _judge_overlap(mine: Answer, trace: Trace) -> Iterator[Criterion]:
+def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
     """Check that rank 0's message is in flight while it works."""
     spans = [span for span in trace.spans if span.rank == 0]
     send, work = (next((s for s in spans if s.op is op), None) for op in (Op.SEND, Op.MARK))
@@ -219,8 +219,8 @@ def _judge_overlap(mine: Answer, trace: Trace) -> Iterator[Criterion]:
 BATCHES = (2, 4, 0)
 
 
-def _summed(mine: Answer, rank: int, n: int) -> float | None:
-    total = read_only(mine)([torch.full((1,), float(i + 1)) for i in range(BATCHES[rank])])
+def _summed(answer: Answer, rank: int, n: int) -> float | None:
+    total = read_only(answer)([torch.full((1,), float(i + 1)) for i in range(BATCHES[rank])])
     return None if total is None else float(total)
 
 

@@ -77,15 +77,15 @@ def scatter_reduce(n: int) -> Iterator[Round]:
     yield Round(src, dst, chunk=src, reduce=False)
 
 
-def _rounds(mine: Answer, n: int) -> list[list[Any]]:
+def _rounds(answer: Answer, n: int) -> list[list[Any]]:
     """Return the fields of the rounds that an answer yields."""
-    return [[*map(np.ndarray.tolist, map(np.asarray, astuple(r)))] for r in mine(n) or ()]
+    return [[*map(np.ndarray.tolist, map(np.asarray, astuple(r)))] for r in answer(n) or ()]
 
 
-def judge_schedule(mine: Answer) -> Iterator[Criterion]:
+def judge_schedule(answer: Answer) -> Iterator[Criterion]:
     """Check the contributions to each chunk of each rank at the end."""
     sizes = range(2, 7)
-    outputs = call_answer(mine, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
+    outputs = call_answer(answer, [(n,) for n in sizes], lambda n: f"n={n}", _rounds)
     for n, fields in zip(sizes, outputs, strict=True):
         rounds = [Round(*map(np.array, arrays)) for arrays in fields]
         if any((r.src == r.dst).any() for r in rounds):

@@ -240,7 +240,7 @@ class Handled:
         return not (self.returned is not None or self.updates or self.touched)
 
 
-def judge(mine: Answer) -> Iterator[Criterion]:
+def judge(answer: Answer) -> Iterator[Criterion]:
     """Run scenarios of every kind, until one fails."""
     rng = Random(0)
     scenarios = [
@@ -252,7 +252,7 @@ def judge(mine: Answer) -> Iterator[Criterion]:
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
         for sync, workers, steps in scenarios
     ]
-    outputs = call_answer(mine, cases, str, handled)
+    outputs = call_answer(answer, cases, str, handled)
     for at, ((sync, workers, steps), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
         seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
         if not at and all(isinstance(push, Handled) and push.idle for push in seen):
@@ -265,12 +265,12 @@ def judge(mine: Answer) -> Iterator[Criterion]:
 
 
 def handled(
-    mine: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
+    answer: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
 ) -> list[Any]:
     """Return the state after each push, up to an exception, whose text comes last.
 
     Args:
-        mine: the handler.
+        answer: the handler.
         sync: whether the server is synchronous.
         workers: the number of workers.
         messages: for each message, whether it is a pull, its worker, its number, and whether it
@@ -283,16 +283,16 @@ def handled(
                 server.waiting += [worker] * waits
                 continue
             before = list(server.waiting)
-            returned = mine(server, worker, number, push_of(workers, worker, number))
+            returned = answer(server, worker, number, push_of(workers, worker, number))
             kept = bool(server.inbox or server.seen)
             state = (returned, before, server.value, server.updates, server.waiting, kept)
             outputs.append(values.unpack(values.pack(state)))  # the handler may change them later
     except NotImplementedError as error:
         if not outputs:
             raise
-        outputs.append(raised(error, mine))
+        outputs.append(raised(error, answer))
     except Exception as error:
-        outputs.append(raised(error, mine))
+        outputs.append(raised(error, answer))
     return outputs
 
 
@@ -448,10 +448,10 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
                 yield worker, dict(enumerate(clocks)), bound
 
 
-def judge_waits(mine: Answer) -> Iterator[Criterion]:
+def judge_waits(answer: Answer) -> Iterator[Criterion]:
     """Compare the rule with the library's, in every small state."""
     every = [*states()]
-    outputs = call_answer(mine, every, _state)
+    outputs = call_answer(answer, every, _state)
     for at, ((worker, clocks, bound), returned) in enumerate(zip(every, outputs, strict=True)):
         expected = Asynchronous(bound).awaits(clocks[worker], 0, (), clocks.keys(), clocks)
         if returned is None and not at:
@@ -486,9 +486,9 @@ def _differs(
 # -- which bound -----------------------------------------------------------------------
 
 
-def judge_bound(mine: Answer) -> Iterator[Criterion]:
+def judge_bound(answer: Answer) -> Iterator[Criterion]:
     """Train on the real server with the bound, and with the next smaller one."""
-    for (step, pause), bound in zip(PAIRS, call_answer(mine, PAIRS, _pause), strict=True):
+    for (step, pause), bound in zip(PAIRS, call_answer(answer, PAIRS, _pause), strict=True):
         case = _pause(step, pause)
         if bound is None and (step, pause) == PAIRS[0]:
             raise NotAttempted

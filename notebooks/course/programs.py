@@ -48,9 +48,9 @@ def loss_of(rank: int, case: tuple[float, ...]) -> float:
     return case[min(rank, len(case) - 1)]
 
 
-def _decided(mine: Answer, rank: int, n: int) -> list[Any]:
+def _decided(answer: Answer, rank: int, n: int) -> list[Any]:
     """Return the decision of a rank in each case."""
-    return [_plain(read_only(mine)(torch.tensor(loss_of(rank, case)), LIMIT)) for case in LOSSES]
+    return [_plain(read_only(answer)(torch.tensor(loss_of(rank, case)), LIMIT)) for case in LOSSES]
 
 
 def _plain(decision: Any) -> Any:
@@ -78,7 +78,7 @@ def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
 # -- through the host ----------------------------------------------------------------------
 
 
-def _staged(mine: Answer, rank: int, n: int) -> list[float]:
+def _staged(answer: Answer, rank: int, n: int) -> list[float]:
     """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
     x = torch.arange(4) + rank + 1.0
     for move in ("cpu", "to"):
@@ -86,7 +86,7 @@ def _staged(mine: Answer, rank: int, n: int) -> list[float]:
     names = "all_reduce all_gather broadcast reduce send isend recv irecv".split()
     calls: dict[str, Any] = {n: partial(_on_the_host, x, getattr(dist, n)) for n in names}
     with patch.multiple(dist, **calls):
-        mine(x)
+        answer(x)
     return x.tolist()
 
 

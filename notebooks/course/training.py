@@ -62,18 +62,18 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
     return torch.arange(sizes[rank], dtype=torch.float64) + 10.0 * (rank + 1)
 
 
-def returned(mine: Answer, sizes: tuple[int, ...]) -> float | str:
+def returned(answer: Answer, sizes: tuple[int, ...]) -> float | str:
     """Return the answer's number on this rank, or the name of the type of any other result."""
-    got = read_only(mine)(losses_of(dist.get_rank(), sizes))
+    got = read_only(answer)(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
 
 
-def trial(mine: Answer) -> Iterator[Criterion]:
+def trial(answer: Answer) -> Iterator[Criterion]:
     """Try an answer on ranks with different numbers of examples."""
     traces = []
     for sizes in SIZES:
-        run = run_answer(returned, mine, len(sizes), mine, sizes)
+        run = run_answer(returned, answer, len(sizes), answer, sizes)
         if {*run.results} == {"NoneType"} and not run.trace.spans:
             raise NotAttempted
         if wrong := _wrong(sizes, run.results):
@@ -204,17 +204,17 @@ def _several(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
     return [(rank + 1) * (torch.arange(length) + i % 5.0) for i in range(tensors)]
 
 
-def _averaged(mine: Answer, rank: int, n: int) -> list[list[float]]:
+def _averaged(answer: Answer, rank: int, n: int) -> list[list[float]]:
     """Return the first and last number of the last gradients."""
     gradients = _several(rank)
-    mine(gradients)
+    answer(gradients)
     return [[g[0].item(), g[-1].item()] for g in gradients[-5:]]
 
 
-def _clipped(mine: Answer, rank: int, n: int) -> list[list[float]]:
+def _clipped(answer: Answer, rank: int, n: int) -> list[list[float]]:
     long, short = _gradients_of(rank), 0.1 * _gradients_of(rank)
-    mine(long, MAX_NORM)
-    mine(short, MAX_NORM)
+    answer(long, MAX_NORM)
+    answer(short, MAX_NORM)
     return [long.tolist(), short.tolist()]
 
 
@@ -284,7 +284,7 @@ TASKS: list[Task] = [
             (2, 3),
             {"calls": (lambda n: 1, "put all gradients into one tensor")},
             then=FasterThan(
-                lambda mine, rank, n: mine(_several(rank)),
+                lambda answer, rank, n: answer(_several(rank)),
                 one_by_one,
                 ratio=2.0,
                 why="Each small all-reduce costs its latency: put all into one tensor",
