@@ -62,7 +62,7 @@ def _all_decide(rank: int, n: int) -> list[Any]:
     return [sum(loss_of(r, case) for r in range(n)) / n < LIMIT for case in LOSSES]
 
 
-def _why_decided(results: list[list[Any]], rights: list[list[Any]]) -> str:
+def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
     """Describe the mistake in the ranks' decisions."""
     n = len(results)
     if any(other != results[0] for other in results):
@@ -103,7 +103,7 @@ def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
     return move(*args, **options).clone()
 
 
-def _why_staged(results: list[list[float]], rights: list[list[float]]) -> str:
+def _why_staged(results: list[list[float]], expected: list[list[float]]) -> str:
     unchanged = all(got == [rank + i for i in range(1, 5)] for rank, got in enumerate(results))
     return "x is unchanged: copy the sum back into it" if unchanged else ""
 

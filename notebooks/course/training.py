@@ -222,10 +222,10 @@ def _gradients_of(rank: int) -> Tensor:
     return torch.tensor([3.0, 4.0]) if rank else torch.tensor([1.0, 0.0])
 
 
-def _why_clipped(results: list[list[list[float]]], rights: list[list[list[float]]]) -> str:
+def _why_clipped(results: list[list[list[float]]], expected: list[list[list[float]]]) -> str:
     """Describe the order of clipping, summing and dividing that explains this result."""
     n, (long, short) = len(results), results[0]
-    if not same(short, rights[0][1]):
+    if not same(short, expected[0][1]):
         return f"gradients whose norm is at most max_norm, {MAX_NORM}, must not change"
     norm = torch.tensor(long).norm().item()
     if same(norm, MAX_NORM / n):
