@@ -24,6 +24,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from distkit.errors import OWN, DistkitError, RankError, RunStopped
+from distkit.views.scene import figures
 
 if TYPE_CHECKING:
     from distkit.cluster.cluster import Cluster
@@ -42,6 +43,7 @@ _ON_THE_RANKS = (
 
 def install(shell: Any) -> None:
     """Add ``%%ranks`` to an IPython shell, and shorten the tracebacks of users' mistakes."""
+    figures.register(shell)
     shell.register_magic_function(ranks, "cell")
     printer = shell.InteractiveTB
     if not hasattr(printer, "distkit"):

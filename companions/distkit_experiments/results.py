@@ -5,7 +5,6 @@ No side effects. matplotlib draws the charts, in colors for light and dark pages
 
 from __future__ import annotations
 
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from distkit.cluster.runs.run import Run
 from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
 from distkit.views.compare.projection import figures as measures
-from distkit.views.scene import figures, svg
+from distkit.views.scene import figures
 from distkit.views.scene.theme import RANKS_LIGHT
 from distkit.views.timeline.columns import Columns
 from distkit.views.widget.snapshot import as_picture
@@ -299,17 +298,8 @@ def _style(axes: Axes, result: str, against: str) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure, for example from :func:`plot`, as an SVG element with the page's fonts."""
-    file = io.StringIO()
-    fonts = [family.strip("'") for family in svg.FONT.split(", ")]
-    options: Any = {"svg.fonttype": "none", "svg.hashsalt": "distkit", "font.sans-serif": fonts}
-    with figures.style(options):
-        figure.savefig(
-            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
-    text = file.getvalue()
-    # show one pixel per point
-    return re.sub(r'="([\d.]+)pt"', r'="\1"', text[text.index("<svg") :], count=2)
+    """Return a figure, for example from :func:`plot`, with a pixel per point."""
+    return re.sub(r'="([\d.]+)pt"', r'="\1"', figures.to_svg(figure), count=2)
 
 
 def to_svg(records: Sequence[Record]) -> str:

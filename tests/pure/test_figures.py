@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from matplotlib_inline.backend_inline import _fetch_figure_metadata
 
+from distkit.views.scene import figures
 from distkit.views.scene.theme import PAPER_DARK, RANKS_LIGHT, channels, mixed, theme
 
 
@@ -45,4 +50,21 @@ def test_style_leaves_the_background_to_the_page() -> None:
         figure, axes = plt.subplots()
         axes.plot([1, 2])
         assert _fetch_figure_metadata(figure) is None
+    plt.close(figure)
+
+
+def test_figure_in_the_style_has_the_colors_of_the_theme() -> None:
+    shell = SimpleNamespace(display_formatter=DisplayFormatter())
+    figures.register(shell)
+    as_html = shell.display_formatter.formatters["text/html"]
+    with plt.style.context("distkit.plots"):
+        figure, axes = plt.subplots()
+        axes.plot([1, 2])
+        axes.set(title="loss")
+    html = as_html(figure)
+    assert 'alt="loss"' in html
+    image = base64.b64decode(html.partition("base64,")[2].partition('"')[0]).decode()
+    assert "stroke: light-dark(#0072b2, #3D95E0)" in image
+    figure.set_facecolor("white")  # a style of the user
+    assert as_html(figure) is None
     plt.close(figure)

@@ -117,8 +117,10 @@ def themed(picture: str) -> str:
     """Return the same picture, on dark paper where its page has a dark color scheme."""
     colors = sorted({(match[1][:-2], match[2]) for match in _COLOR.finditer(picture)})
     rules = (f'[{kind}="{color}"]{{{kind}:{darkened(color)}}}' for kind, color in colors)
-    style = f"<style>@media(prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
-    return picture.replace("<title>", f"{style}<title>", 1)
+    scheme = (
+        f":root{{color-scheme:light dark}}@media(prefers-color-scheme:dark){{{''.join(rules)}}}"
+    )
+    return picture.replace("<title>", f"<style>{scheme}</style><title>", 1)
 
 
 def tint(color: str, strength: float) -> str:

@@ -30,10 +30,10 @@ _STYLE = (
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
-#: A picture has the colors of JupyterLab's theme, whatever the colors of the operating system.
+#: A picture has the colors of the notebook's theme, whatever the colors of the operating system.
 _SCHEME = (
     ".distkit-picture { color-scheme: light; } "
-    'body[data-jp-theme-light="false"] .distkit-picture { color-scheme: dark; }'
+    'body:is([data-jp-theme-light="false"], .vscode-dark) .distkit-picture { color-scheme: dark; }'
 )
 
 #: Hides the widget of a folded view, which is in the next output, and styles the line.
