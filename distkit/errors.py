@@ -129,8 +129,8 @@ class DeadlockError(RunError):
     shows a picture of the waits above the message.
     """
 
-    #: Returns the picture as a MIME bundle, or an empty one.
-    draw: Callable[[], dict[str, str]] = dict
+    #: Returns the findings and the picture as a MIME bundle; ``brief`` leaves out the messages.
+    draw: Callable[..., dict[str, str]] = staticmethod(lambda brief=False: {})
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -138,11 +138,11 @@ class DeadlockError(RunError):
         self._shown = False
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """Return the picture, for ``display(error)``."""
+        """Return the findings and the picture, for ``display(error)``."""
         return self.draw() or {"text/plain": repr(self)}
 
     def _render_traceback_(self) -> list[str]:
-        if not self._shown and (picture := self.draw()):  # a kernel calls this twice
+        if not self._shown and (picture := self.draw(brief=True)):  # a kernel calls this twice
             from IPython.display import display
 
             self._shown = True

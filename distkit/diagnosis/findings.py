@@ -63,10 +63,6 @@ class Finding:
     def __repr__(self) -> str:
         return f"<{self.kind}: {self}>"
 
-    def _repr_html_(self) -> str:
-        """The finding as HTML, with a link from its code to the page."""
-        return f"<p>{linked(str(self))}</p>"
-
 
 def linked(text: str) -> str:
     """Return text as HTML, with a link from each code to its page.

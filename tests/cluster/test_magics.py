@@ -85,6 +85,12 @@ class Cell:
         return {kind: value for data in shown for kind, value in data.items()}
 
     @property
+    def warnings(self) -> str:
+        """The text of the cards of warnings."""
+        shown = (o.data for o in self.outputs if "data" in o)
+        return "".join(d["text/plain"] for d in shown if "distkit-notice" in d.get("text/html", ""))
+
+    @property
     def error(self) -> str:
         """The displayed error, without colors."""
         (found,) = (o for o in self.outputs if o.output_type == "error")
@@ -121,7 +127,7 @@ def test_function_that_calls_exit_is_explained(cells: dict[str, Cell]) -> None:
 
 
 def test_warning_names_the_lines_of_the_cell(cells: dict[str, Cell]) -> None:
-    message = " ".join(cells["unwaited"].usage.split())
+    message = " ".join(cells["unwaited"].warnings.split())
     assert message.startswith(
         f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2"
     )
@@ -136,7 +142,7 @@ def test_cell_runs_on_selected_ranks(cells: dict[str, Cell]) -> None:
 def test_variables_persist_on_their_ranks(cells: dict[str, Cell]) -> None:
     assert "rank 1 raised NameError: name 'y' is not defined" in cells["missing"].error
     assert cells["still"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"], "after errors"
-    assert "the variables of %%ranks cells are lost" in cells["hangs"].usage
+    assert "the variables of %%ranks cells are lost" in cells["hangs"].warnings
     assert cells["lost"].printed == [f"[rank {r}] False" for r in range(3)]
 
 
@@ -166,6 +172,9 @@ def test_hang_is_explained(cells: dict[str, Cell]) -> None:
     ]
     assert f"DeadlockError: {', '.join(waits)}: each waits for the next" in message
     assert all(len(line) <= 100 for line in cells["hangs"].error.splitlines())
+    card = cells["hangs"].result["text/html"]
+    assert "<code>dist.recv(torch.zeros(1), src=(rank + 1) % 3)</code>" in card
+    assert "<b>Remedy:</b> Let one of them send first." in card
     alone = " ".join(cells["alone"].error.split())
     assert "but ranks 1 and 2 have finished without calling it" in alone
 

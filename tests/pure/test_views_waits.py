@@ -29,14 +29,14 @@ def drawn(size, waits_for):
     """Return the text of each circle, and the number of arrows by color."""
     graph = waits(states(size, waits_for))
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
-    count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "answer")}
+    count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "mean")}
     return sorted(s[4] for s in graph["scene"]["shapes"] if s[0] == "text"), count
 
 
 def test_ranks_in_a_wait_cycle_are_red():
     assert [drawn(3, {0: (1,), 1: (0,)}), drawn(3, {0: (1,), 1: (0,), 2: (0,)})] == [
-        (["0", "1"], {"wrong": 2, "answer": 0}),
-        (["0", "1", "2"], {"wrong": 2, "answer": 1}),  # rank 2 waits for the cycle
+        (["0", "1"], {"wrong": 2, "mean": 0}),
+        (["0", "1", "2"], {"wrong": 2, "mean": 1}),  # rank 2 waits for the cycle
     ]
 
 
@@ -47,9 +47,9 @@ def test_finished_ranks_are_drawn_in_reading_order():
 
 
 def test_shaft_has_the_color_of_its_head_and_ends_inside_it():
-    shapes = [dict(s[3])["d"] for s in arrow((0, 0), (100, 0), "answer", "muted")]
+    shapes = [dict(s[3])["d"] for s in arrow((0, 0), (100, 0), "mean", "full")]
     assert shapes == ["M0.0 0.0L91.0 0.0", "M100.0 0.0L90.0 4.5L90.0 -4.5z"]
-    assert MARKS["answer"]["stroke"] == MARKS["muted"]["fill"]
+    assert MARKS["mean"]["stroke"] == MARKS["full"]["fill"]
 
 
 def test_released_ranks_are_shown_at_their_last_call():

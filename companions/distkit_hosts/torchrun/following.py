@@ -23,7 +23,7 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import Failure, Frame, Outcome
-from distkit.cluster.runs.run import Run, draw_waits
+from distkit.cluster.runs.run import Run
 from distkit.cluster.runs.stepper import Stepper
 from distkit.errors import RunError, StepError, TraceFileError
 from distkit.recording.plain import encode_rows
@@ -143,9 +143,7 @@ class Following(Run):
         while not self.finished:
             if self._attached.deadlock and not self._attached.ending:
                 state = "The ranks still wait: run.interrupt() ends those on this machine."
-                error = report.deadlock_error(self._attached.deadlock, state)
-                error.draw = lambda: draw_waits(self.trace)
-                raise error
+                raise report.deadlock_error(self._attached.deadlock, state, lambda: self.trace)
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
             self._attached.done.wait(POLL_INTERVAL)

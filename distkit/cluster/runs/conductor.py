@@ -366,6 +366,7 @@ class Conductor:
             error = report.deadlock_error(
                 self.deadlock,
                 report.with_state(f"{self.name} was stopped on all ranks", self._conclusion),
+                lambda: self.trace,
             )
         if self._interrupted and not self.died:
             error = report.interrupt_error(
@@ -374,7 +375,7 @@ class Conductor:
         if self.abandoned:
             end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."
             error = RunInterrupted(
-                "\n".join([*report.finding_texts(self._interrupt_findings), end])
+                "\n".join([*map(str, report.notable(self._interrupt_findings)), end])
             )
         self.error = error  # assigned once: other threads read it during a long diagnosis
 

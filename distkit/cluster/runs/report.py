@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from distkit._format import named, times
 from distkit.cluster.notebook import in_notebook, line_label
@@ -34,6 +34,7 @@ from distkit.recording.recorder import MACHINERY, is_user_file
 from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
+from distkit.views.scene import figures
 
 LOST_CELLS = (
     "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
@@ -89,10 +90,14 @@ def _rank_end(outcome: Outcome) -> RankEnd:
     return RankEnd("raised", f"{error.type}: {error.text}", _user_line(error.frames))
 
 
-def deadlock_error(findings: list[Finding], conclusion: str) -> DeadlockError:
+def deadlock_error(
+    findings: list[Finding], conclusion: str, trace: Callable[[], Trace]
+) -> DeadlockError:
     """Return the error that consists of these findings and a conclusion."""
     kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
-    return kind("\n".join([*map(str, findings), conclusion]), findings)
+    error = kind("\n".join([*map(str, findings), conclusion]), findings)
+    error.draw = lambda brief=False: figures.hang(findings, trace(), brief=brief)
+    return error
 
 
 def with_state(text: str, conclusion: str) -> str:
@@ -105,7 +110,7 @@ def interrupt_error(
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
     texts = [with_state(f"{name} was stopped on all ranks", after), *_released_at(outcomes)]
-    return RunInterrupted("\n".join([*finding_texts(findings), " ".join(texts)]))
+    return RunInterrupted("\n".join([*map(str, notable(findings)), " ".join(texts)]))
 
 
 def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
@@ -118,9 +123,9 @@ def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
     return [text[:1].upper() + text[1:] for text in [f"{'; '.join(parts)}."] if parts]
 
 
-def finding_texts(findings: Iterable[Finding]) -> list[str]:
-    """Return the texts of the findings, except for stragglers."""
-    return [str(f) for f in findings if f.code != rules.straggler.code]
+def notable(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, except for stragglers."""
+    return [f for f in findings if f.code != rules.straggler.code]
 
 
 def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
@@ -136,7 +141,7 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
     ]
 
 
-def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> None:
+def warn(notices: Sequence[str | Finding], category: type[Warning] = CommunicationWarning) -> None:
     """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
     frame = sys._getframe()
     while frame.f_back is not None and (
@@ -145,9 +150,11 @@ def warn(texts: list[str], category: type[Warning] = CommunicationWarning) -> No
         frame = frame.f_back
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
     head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
-    for text in texts:
-        message = wrapped(head + text)[len(head) :] if in_notebook() else text
-        warnings.warn_explicit(message, category, file, int(line))
+    for notice in notices:
+        text = str(notice)
+        warning = category(wrapped(head + text)[len(head) :] if in_notebook() else text)
+        vars(warning)["notice"] = notice  # a notebook shows it as a card
+        warnings.warn_explicit(warning, category, file, int(line))
 
 
 def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:

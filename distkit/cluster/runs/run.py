@@ -23,8 +23,7 @@ from distkit.cluster.runs.outcome import Outcome, text
 from distkit.cluster.runs.ranks import Ranks
 from distkit.diagnosis import rules
 from distkit.diagnosis.diagnose import Finding
-from distkit.diagnosis.facts import rank_states
-from distkit.errors import DeadlockError, NotPicklableError, RunError, RunStopped
+from distkit.errors import NotPicklableError, RunError, RunStopped
 from distkit.events import Event
 from distkit.recording import faults
 from distkit.trace.trace import Trace
@@ -124,8 +123,6 @@ class Run:
         error = self._conductor.error
         if error is not None:
             error.run = self
-        if isinstance(error, DeadlockError):
-            error.draw = lambda: draw_waits(self.trace)
         return error
 
     @property
@@ -188,18 +185,7 @@ class Run:
             certain = [  # a later cell may match the messages of a cell
                 f for f in self.findings if not (conductor.is_cell and f.code in unmatched)
             ]
-            report.warn(report.finding_texts(certain))
-
-
-def draw_waits(trace: Trace) -> dict[str, str]:
-    """Draw the wait-for graph of the ranks, for any front end; {} if no rank waits."""
-    from distkit.views.scene.waits import waits_svg
-    from distkit.views.widget.snapshot import as_picture
-
-    states = rank_states(trace)
-    svg = waits_svg(states)
-    summary = "; ".join(["wait-for graph", *map(str, states)])
-    return as_picture(svg, summary) if svg else {}
+            report.warn(report.notable(certain))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Provides notebook output other than views: matplotlib figures and a progress bar."""
+"""Provides notebook output other than views: figures, warnings, findings, a progress bar."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import io
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distkit.errors import OWN
+from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import svg
-from distkit.views.scene.theme import GRAY, GRAY_DARK, darkened
+from distkit.views.scene.theme import GRAY, GRAY_DARK, RANKS_DARK, RANKS_LIGHT, darkened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from distkit.diagnosis.findings import Finding
 
 T = TypeVar("T")
 
@@ -50,9 +56,145 @@ def new(width: float, height: float, **options: Any) -> Figure:
 
 
 def register(shell: Any) -> None:
-    """Let a shell show figures in distkit's style in the colors of its theme."""
+    """Let a shell show figures in distkit's style, findings and warnings like the views."""
     formatter = shell.display_formatter.formatters["text/html"]
     formatter.for_type_by_name("matplotlib.figure", "Figure", _to_html)
+    formatter.for_type_by_name("distkit.diagnosis.findings", "Finding", finding_card)
+    if hasattr(shell, "kernel") and not hasattr(warnings.showwarning, "without_cards"):
+        warnings.showwarning = _with_cards(warnings.showwarning)
+
+
+# -- findings and warnings -------------------------------------------------------------
+
+#: A card with a colored edge: red for a hang, amber for a warning.
+_CARD = """
+.distkit-notice { display: flex; flex-wrap: wrap; align-items: center; gap: 6px 36px;
+  max-width: 1600px; margin: 4px 0; padding: 10px 18px 11px; border-radius: 12px;
+  border: 1px solid var(--jp-border-color2, #c8ced4); border-left: 5px solid #e08600;
+  font: 13px/1.5 var(--jp-ui-font-family, sans-serif); }
+.distkit-notice.hang { border-left-color: var(--jp-error-color1, #c4314b); }
+.jp-RenderedHTMLCommon > .distkit-notice { margin-right: -20px; }
+.distkit-notice > div { flex: 1 1 420px; min-width: 0; max-width: 860px; }
+.distkit-notice b.title { font-size: 14.5px; margin-right: 6px; }
+.distkit-notice :is(p, ul) { margin: 5px 0 0 !important; padding: 0 !important; }
+.distkit-notice li { list-style: none; margin: 3px 0 0; }
+.distkit-notice li code { margin-left: 12px; white-space: pre-wrap; }
+.distkit-notice i { display: inline-block; min-width: 20px; padding: 0 5px; margin-right: 3px;
+  border-radius: 10px; font: 700 12px/20px var(--jp-ui-font-family, sans-serif);
+  text-align: center; color: var(--on-light); background: var(--light); box-sizing: border-box; }
+body[data-jp-theme-light="false"] .distkit-notice i { color: #101418; background: var(--dark); }
+"""
+
+
+def _card(title: str, *parts: str, hang: bool = False, picture: str = "") -> str:
+    """Return a card as HTML; ``parts`` and ``picture`` are HTML, ``title`` is text."""
+    return (
+        f'<style>{_CARD}</style><div class="distkit-notice{" hang" * hang}">'
+        f'<div><b class="title">{escape(title)}</b> {"".join(parts)}</div>{picture}</div>'
+    )
+
+
+def finding_card(
+    finding: Finding,
+    sources: Mapping[str, str] | None = None,
+    *,
+    brief: bool = False,
+    picture: str = "",
+) -> str:
+    """Return a finding as HTML: the mistake, each rank's line, and the remedy.
+
+    Args:
+        finding: the finding.
+        sources: the source text of files, by label.
+        brief: whether to leave out the message.
+        picture: HTML that is shown next to the finding.
+    """
+    from distkit.diagnosis.findings import linked
+
+    by_line = grouped(sorted(finding.lines), lambda rank: finding.lines[rank])
+    rows = (
+        f"<li>{''.join(map(_chip, ranks))} {escape(line)}{_source(line, sources or {})}</li>"
+        for line, ranks in by_line.items()
+    )
+    parts = [
+        linked(f"[{finding.code}]"),
+        f"<p>{_with_code(linked(finding.message))}</p>" * (not brief),
+        f"<ul>{''.join(rows)}</ul>",
+        f"<p><b>Remedy:</b> {_with_code(linked(finding.remedy))}</p>" * bool(finding.remedy),
+    ]
+    return _card(finding.rule.title().strip("."), *parts, hang=finding.hang, picture=picture)
+
+
+def _with_code(html: str) -> str:
+    """Format the parts of HTML in backquotes as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
+
+
+def _chip(rank: int) -> str:
+    """Return a rank's number on its color."""
+    light, dark = (colors[rank % len(colors)] for colors in (RANKS_LIGHT, RANKS_DARK))
+    style = f"--light:{light};--dark:{dark};--on-light:{svg.readable(light)}"
+    return f'<i title="rank {rank}" style="{style}">{rank}</i>'
+
+
+def _source(line: str, sources: Mapping[str, str]) -> str:
+    """Return the source code of ``file:line`` as HTML; "" if it is unknown."""
+    file, _, number = line.rpartition(":")
+    text = sources.get(file, "").splitlines()[int(number) - 1 :][:1] if number.isdigit() else []
+    return "".join(f"<code>{escape(code.strip())}</code>" for code in text)
+
+
+def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -> dict[str, str]:
+    """Return the findings of a hang, with its wait-for graph, for all front ends.
+
+    Args:
+        findings: the findings; {} is returned if there are none.
+        trace: the run.
+        brief: whether to leave out the messages.
+    """
+    from distkit.diagnosis.facts import rank_states
+    from distkit.views.scene.waits import waits_svg
+    from distkit.views.widget.snapshot import as_picture
+
+    states = rank_states(trace)
+    drawn, summary = waits_svg(states), "; ".join(["wait-for graph", *map(str, states)])
+    picture = as_picture(drawn, summary) if drawn else {"text/html": "", "text/plain": summary}
+    cards = (
+        finding_card(f, trace.info.sources, brief=brief, picture=picture["text/html"] * (not n))
+        for n, f in enumerate(findings)
+    )
+    return {**picture, "text/html": "".join(cards)} if findings else {}
+
+
+def _with_cards(show: Callable[..., None]) -> Callable[..., None]:
+    """Return ``warnings.showwarning`` with cards for distkit's own warnings."""
+
+    def show_warning(
+        message: Warning, category: type[Warning], filename: str, *args: Any, **kwargs: Any
+    ) -> None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
+            frame = frame.f_back
+        if not frame.f_code.co_filename.startswith(OWN):
+            show(message, category, filename, *args, **kwargs)
+            return
+        from IPython.display import display
+
+        text = warnings.formatwarning(message, category, filename, *args[:1], "")
+        where = f" at {filename}:{args[0]}" if filename.startswith("In[") else ""
+        notice = vars(message).get("notice", str(message))
+        card = (
+            _card(f"Warning{where}", f"<p>{_with_code(escape(notice))}</p>")
+            if isinstance(notice, str)
+            else finding_card(notice)
+        )
+        display({"text/html": card, "text/plain": text.strip()}, raw=True)
+
+    show_warning.without_cards = show  # type: ignore[attr-defined]
+    return show_warning
+
+
+# -- figures ---------------------------------------------------------------------------
 
 
 def _to_html(figure: Figure) -> str | None:

@@ -48,7 +48,8 @@ def waits(states: Iterable[RankState]) -> Json | None:
     description = "; ".join(str(known[r]) for r in waits_for)
     scene.add(0, 0, title(description, aloud=True))
     for a, b in sorted(edges):
-        scene.add(0, 0, *_shifted_arrow(centers[a], centers[b], _reaches(b, a, edges)))
+        shift = ARROW_DISTANCE / 2 if (b, a) in edges else 0.0
+        scene.add(0, 0, *_shifted_arrow(centers[a], centers[b], shift, _reaches(b, a, edges)))
     for rank, (x, y) in centers.items():
         circle_style, style = ("held", "version") if rank in waits_for else ("own", "label")
         number = text(str(rank), style, y=4, anchor="middle", lane=rank, size=12.5)
@@ -73,10 +74,10 @@ def waits_svg(states: Iterable[RankState]) -> str:
         return ""
     scene = graph["scene"]
     bottom = SCALE * scene["height"] + 28
-    width = 32 + max(SCALE * scene["width"], svg.text_width(graph["legend"], 13))
+    width = 32 + max(SCALE * scene["width"], svg.text_width(graph["legend"], 13.5))
     left = (width - SCALE * scene["width"]) / 2
     marks = f'<g transform="translate({left:.1f} 8) scale({SCALE})">{body(scene, 0.0)}</g>'
-    marks += svg.text(16, bottom, graph["legend"], GRAY)
+    marks += svg.text(16, bottom, graph["legend"], GRAY, 'font-size="13"')
     return svg.document(width, bottom + 14, "which rank waits for which", marks)
 
 
@@ -90,11 +91,11 @@ def _circle_positions(n: int) -> list[Point]:
     return [(x - left, y - top) for x, y in ring]
 
 
-def _shifted_arrow(a: Point, b: Point, cyclic: bool) -> tuple[Shape, ...]:
+def _shifted_arrow(a: Point, b: Point, side: float, cyclic: bool) -> tuple[Shape, ...]:
     """Return an arrow between two circles, shifted so that opposite arrows do not overlap."""
-    style, head = ("wrong", "bad") if cyclic else ("answer", "muted")
+    style, head = ("wrong", "bad") if cyclic else ("mean", "full")
     ux, uy = ((q - p) / math.dist(a, b) for p, q in zip(a, b, strict=True))
-    side, inset = ARROW_DISTANCE / 2, RADIUS + GAP
+    inset = RADIUS + GAP
     start = a[0] + inset * ux - side * uy, a[1] + inset * uy + side * ux
     end = b[0] - inset * ux - side * uy, b[1] - inset * uy + side * ux
     return arrow(start, end, style, head)
