@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -203,8 +204,11 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
         raise error from None
 
 
-def follow(run: Run) -> Run:
-    """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end."""
+def follow(run: Run, call: str = "") -> Run:
+    """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end.
+
+    ``call`` identifies the run in the folded line.
+    """
     with ended_by_interrupt(run):  # drawing a large trace is slow
         if not in_notebook():
             return run.wait()
@@ -222,7 +226,22 @@ def follow(run: Run) -> Run:
         try:
             return run.wait()
         finally:
-            run._timeline.fold()
+            run._timeline.fold(call)
+
+
+def short_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return a call with short arguments; only the name if there are none.
+
+    >>> short_call("train", ("ring", [1, 2], len), {"epochs": 3}), short_call("train", (), {})
+    ("train('ring', list, len, epochs=3)", 'train')
+    """
+    values = [*map(_short, args), *(f"{key}={_short(value)}" for key, value in kwargs.items())]
+    return f"{name}({', '.join(values)})" if values else name
+
+
+def _short(value: Any) -> str:
+    plain = isinstance(value, str | bool | int | float | None)
+    return reprlib.repr(value) if plain else getattr(value, "__name__", type(value).__name__)
 
 
 def run_ranks(

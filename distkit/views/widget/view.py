@@ -137,10 +137,13 @@ class View(anywidget.AnyWidget):
             unsubscribe()
         super().close()
 
-    def fold(self) -> None:
-        """Fold the displayed view into one line that expands to the picture."""
-        line = repr(self).partition("\n")[0]
-        self._static.fold(f"{type(self).__name__} of {line}")
+    def fold(self, title: str = "") -> None:
+        """Fold the displayed view into one line that expands to the picture.
+
+        ``title`` replaces the title of the view in this line.
+        """
+        own_title, _, facts = repr(self).partition("\n")[0].partition(": ")
+        self._static.fold(f"{type(self).__name__} of {title or own_title}: {facts}")
         self.close()
 
     def remove(self) -> None:
