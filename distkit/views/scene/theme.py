@@ -203,6 +203,7 @@ MARKS: dict[str, dict[str, str | float]] = {
     "trace": {"fill": "trace"},
     "full": {"fill": "ink"},
     "gray": {"fill": "ink 45"},
+    "faint": {"fill": "ink 17"},
     "muted": {"fill": "muted"},
     "bad": {"fill": "warning"},
     "slot": {"fill": "ink 4", "stroke": "ink 30", "stroke-dasharray": "3 2.5"},

@@ -59,7 +59,7 @@ HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 112
 LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
 #: the histogram, and minimum height of a bar [px].
-LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 36, 6
+LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
 #: Distance between messages that are on the same way at the same time [px].
 BESIDE = 38
 NOTHING = "this trace has no requests to a parameter server"
@@ -124,7 +124,7 @@ class _Renderer:
         self.layouts: dict[ServerKey, KeyLayout] = {}  # layout of each drawn key
         #: When each parallel track of messages between two ranks is free again, by ranks.
         self.tracks: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 170, run.start)
+        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 178, run.start)
         bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
         self.pitch = min(240.0, self.field / max(1, len(self.workers)))
@@ -458,29 +458,31 @@ class _Renderer:
             self.side.add(70 * i, 33, text(noun, "small"))
 
     def _draw_staleness(self) -> None:
-        """Draw a histogram of the staleness up to each time, scaled to its largest number."""
+        """Draw a histogram of the staleness: pale for the whole run, solid up to each time."""
         applied = sorted((u.begin, n) for u in self.run.history.updates for n in u.late.values())
-        n_bins = len(histogram(n for _, n in applied))
-        pitch, floor, side = min(40.0, HISTOGRAM_WIDTH / n_bins), 84 + HISTOGRAM_HEIGHT, self.side
-        side.add(0, 66, text("gradients, by staleness", "small"))
-        side.add(0, floor, path(f"M0 0H{pitch * n_bins:.1f}", "axis"))
+        whole, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
+        pitch, most = min(40.0, HISTOGRAM_WIDTH / len(whole)), max(1, *whole)
+        heights = [max(MIN_BAR * bool(n), HISTOGRAM_HEIGHT * n / most) for n in whole]
+        side.add(0, 66, text("gradients by staleness · pale: later", "small"))
+        side.add(0, floor, path(f"M0 0H{pitch * len(whole):.1f}", "axis"))
         side.add(0, floor + 30, text("updates between a worker's pull", "small"))
         side.add(0, floor + 43, text("and the use of its gradient", "small"))
-        for i in range(n_bins):
-            label = text(f"{i}+" if i == LAST_BIN else str(i), "tick", anchor="middle")
-            side.add((i + 0.5) * pitch, floor + 14, label)
+        for i, (n, height) in enumerate(zip(whole, heights, strict=True)):
+            side.add(
+                i * pitch,
+                floor,
+                rect(pitch - 2, height, "odd" if i else "faint", x=1, y=-height, r=1),
+                text(f"{n:,}" if n else "", "count", x=pitch / 2, y=-height - 4, anchor="middle"),
+                text(
+                    f"{i}+" if i == LAST_BIN else str(i), "tick", x=pitch / 2, y=14, anchor="middle"
+                ),
+            )
         totals = accumulate((Counter({min(n, LAST_BIN): 1}) for _, n in applied), initial=Counter())
         for (begin, end, _), counts in zip(steps(t for t, _ in applied), totals, strict=True):
             for i, n in counts.items():
-                height = max(MIN_BAR, HISTOGRAM_HEIGHT * n / max(counts.values()))
-                side.add(
-                    i * pitch,
-                    floor,
-                    rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1),
-                    text(f"{n:,}", "count", x=pitch / 2, y=-height - 4, anchor="middle"),
-                    begin=begin,
-                    end=end,
-                )
+                height = heights[i] * n / whole[i]
+                bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
+                side.add(i * pitch, floor, bar, begin=begin, end=end)
 
 
 def histogram(late: Iterable[int]) -> list[int]:
