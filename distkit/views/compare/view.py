@@ -228,8 +228,8 @@ def table(data: Json, width: float) -> Scene:
     scene = Scene(width, HEADING_HEIGHT + ROW_HEIGHT * len(rows))
     for n, run in enumerate(runs):
         fits = text_width(run, 13.5) < pitch - 22
-        label = run if fits else cut(run, pitch - 22, 9)
-        name = text(label, "strong", x=16, y=12, size=0 if fits else 9), title(run)
+        label = run if fits else cut(run, pitch - 22, 10.5)
+        name = text(label, "strong", x=16, y=12, size=0 if fits else 10.5), title(run)
         scene.add(NAME_WIDTH + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
     for i, row in enumerate(rows):
         y, values, unit = HEADING_HEIGHT + ROW_HEIGHT * i, row["values"], row["unit"]

@@ -59,6 +59,7 @@ export class Compare extends Timeline {
     const { lanes, runs } = store.frame;
     const beside = runs.length <= MAX_SIDE_RUNS && root.clientWidth > MIN_SIDE_WIDTH;
     root.toggleAttribute("data-beside", beside);
+    root.style.setProperty("--runs", runs.length);
     const heads = HEADING_HEIGHT * new Set(lanes.map(({ host }) => host)).size;
     const room = beside ? { height: LANES_HEIGHT - heads, tallest: LANES_HEIGHT - heads } : {};
     this.sized ??= this.theme;

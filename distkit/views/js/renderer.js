@@ -81,11 +81,11 @@ export class Renderer {
     });
   }
 
-  // The end of a lane's run, in its color.
+  // The end of a lane's run, in its color; the word only if the heading leaves space.
   #run({ run, end }, top, height, head) {
     const [{ c, at, style }, x] = [this, this.at.x(end)];
     if (x <= at.left || x >= at.right) return;
-    if (head) this.text("end", x + 1, top - head / 2, style.muted, `600 11px ${style.font}`, "center");
+    if (head && x > this.headingEnd + 14) this.text("end", x + 1, top - head / 2, style.muted, `600 11px ${style.font}`, "center");
     c.fillStyle = style.traces[run % style.traces.length];
     c.fillRect(x, top, 2, height);
   }
@@ -95,7 +95,8 @@ export class Renderer {
     const { c, at, style } = this;
     this.text(host, 2, y, style.muted, `600 12px ${style.font}`);
     const x = 12 + c.measureText(host).width;
-    this.line(x + 18 * (run !== undefined), y, at.right + 4, y, style.grid, 1);
+    this.headingEnd = x + 18 * (run !== undefined);
+    this.line(this.headingEnd, y, at.right + 4, y, style.grid, 1);
     if (run !== undefined) this.text("■", x, y, style.traces[run % style.traces.length], `16px ${style.font}`);
   }
 
