@@ -26,12 +26,13 @@ MAX_NAMES = 3
 Parameter = dict[str, Any]
 
 WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, widest rank column
-#: Heights of the heading, of a line (maximum, minimum) and of the drawing; width of a vector.
-HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH = 22, 50, 23, 430, 14
+#: Heights of the heading, of a line (maximum, minimum) and of the drawing; width of a vector;
+#: minimum side of a matrix.
+HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
-    "Each box is a whole parameter; the shard of a rank is colored. Ranks with the same shard "
-    "have copies."
+    "Each box is a whole parameter in its proportions; the shard of a rank is colored. Ranks with "
+    "the same shard have copies."
 )
 
 
@@ -90,10 +91,8 @@ class Renderer:
         """Add a line for parameters with equal shards; the first one is drawn."""
         parameter, height = kind[0], self.line_height - 8
         self.scene.add(0, y, *_labels(kind, height))
-        width, axes = (
-            self.column_width if len(parameter["shape"]) > 1 else VECTOR_WIDTH,
-            axes_to_draw(parameter),
-        )
+        axes, (width, height) = axes_to_draw(parameter), self._box(parameter, height)
+        y += (self.line_height - 8 - height) / 2
         for rank, lane in self.lanes.items():
             shards = [shard for shard in parameter["shards"] if shard["rank"] == rank]
             label = (
@@ -105,6 +104,14 @@ class Renderer:
                 wh = max(1.5, w * width), max(1.5, h * height)
                 boxes.append(rect(*wh, "own", x=x * width, y=top * height, lane=lane))
             self.scene.add(self._x(rank), y, title(f"rank {rank} has {label}"), *boxes)
+
+    def _box(self, parameter: Parameter, height: float) -> tuple[float, float]:
+        """Return the size of a parameter's box, with the proportions of its matrix if they fit."""
+        if len(parameter["shape"]) < 2:
+            return VECTOR_WIDTH, height
+        rows, columns = (max(1, parameter["shape"][d]) for d in axes_to_draw(parameter))
+        width = min(self.column_width, height * columns / rows)
+        return max(MIN_SIDE, width), max(MIN_SIDE, width * rows / columns)
 
     def _add_total(self, y: float, label: str, members: Sequence[Parameter]) -> None:
         """Add a bar with each rank's share of several parameters."""
