@@ -44,6 +44,7 @@ def to_svg(steps: Json, picture: Json) -> str:
         for remark in _remarks(steps)
         for line in wrapped(remark, WIDTH - 48)
     ]
+    lines.append([(column, GRAY) for column in COLUMNS])
     for *row, _, reason in _rows(steps, picture)[:MAX_RANKS]:
         reason = cut(reason, WIDTH - EDGES[-1] - 24, 11)
         lines.append([*((words, INK) for words in row), (reason, GRAY)])
