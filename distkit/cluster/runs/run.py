@@ -240,8 +240,8 @@ def short_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    plain = isinstance(value, str | bool | int | float | None)
-    return reprlib.repr(value) if plain else getattr(value, "__name__", type(value).__name__)
+    name = str(getattr(value, "__name__", type(value).__name__))
+    return reprlib.repr(value) if isinstance(value, str | bool | int | float | None) else name
 
 
 def run_ranks(

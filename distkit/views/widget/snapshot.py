@@ -43,8 +43,9 @@ details.distkit-folded { max-width: 1600px; margin: 4px 0; border-radius: 12px;
   border: 1px solid var(--jp-border-color2, #c8ced4);
   font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
 .jp-RenderedHTMLCommon > details.distkit-folded { margin-right: -20px; }
-.distkit-folded summary { padding: 7px 18px; cursor: pointer; list-style-position: inside; }
-.distkit-folded summary::after { content: "show"; float: right; font-weight: 600;
+.distkit-folded summary { padding: 7px 66px 7px 18px; cursor: pointer; position: relative;
+  list-style-position: inside; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.distkit-folded summary::after { content: "show"; position: absolute; right: 18px; font-weight: 600;
   color: var(--jp-content-link-color, #0072b2); }
 .distkit-folded[open] summary::after { content: "hide"; }
 """
