@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from IPython.core.pylabtools import select_figure_formats
 from matplotlib_inline.backend_inline import _fetch_figure_metadata
 
 from distkit.views.scene import figures
@@ -45,22 +46,16 @@ def test_colors_have_one_meaning_and_a_contrast_of_three(
     assert min(contrast(mixed(channels(c), channels(zero), 0.35), zero) for c in ends) >= weak
 
 
-def test_style_leaves_the_background_to_the_page() -> None:
-    with plt.style.context("distkit.plots"):
-        figure, axes = plt.subplots()
-        axes.plot([1, 2])
-        assert _fetch_figure_metadata(figure) is None
-    plt.close(figure)
-
-
-def test_figure_in_the_style_has_the_colors_of_the_theme() -> None:
+def test_figure_in_the_style_has_the_background_and_colors_of_the_page() -> None:
     shell = SimpleNamespace(display_formatter=DisplayFormatter())
     figures.register(shell)
+    select_figure_formats(shell, {"png"})  # as pyplot's backend does
     as_html = shell.display_formatter.formatters["text/html"]
     with plt.style.context("distkit.plots"):
         figure, axes = plt.subplots()
         axes.plot([1, 2])
         axes.set(title="loss")
+        assert _fetch_figure_metadata(figure) is None  # the page has the background
     html = as_html(figure)
     assert 'alt="loss"' in html
     image = base64.b64decode(html.partition("base64,")[2].partition('"')[0]).decode()

@@ -151,8 +151,8 @@ def warn(notices: Sequence[str | Finding], category: type[Warning] = Communicati
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
     head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
     for notice in notices:
-        text = str(notice)
-        warning = category(wrapped(head + text)[len(head) :] if in_notebook() else text)
+        text = wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)
+        warning = category(text)
         vars(warning)["notice"] = notice  # a notebook shows it as a card
         warnings.warn_explicit(warning, category, file, int(line))
 

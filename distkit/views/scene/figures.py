@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,10 +58,11 @@ def new(width: float, height: float, **options: Any) -> Figure:
 def register(shell: Any) -> None:
     """Let a shell show figures in distkit's style, findings and warnings like the views."""
     formatter = shell.display_formatter.formatters["text/html"]
-    formatter.for_type_by_name("matplotlib.figure", "Figure", _to_html)
+    # pyplot's backend for notebooks removes the formatters of Figure itself
+    formatter.for_type_by_name("matplotlib.figure", "FigureBase", _to_html)
     formatter.for_type_by_name("distkit.diagnosis.findings", "Finding", finding_card)
-    if hasattr(shell, "kernel") and not hasattr(warnings.showwarning, "without_cards"):
-        warnings.showwarning = _with_cards(warnings.showwarning)
+    if hasattr(shell, "kernel"):
+        warnings.showwarning = _show_as_card
 
 
 # -- findings and warnings -------------------------------------------------------------
@@ -166,32 +167,29 @@ def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -
     return {**picture, "text/html": "".join(cards)} if findings else {}
 
 
-def _with_cards(show: Callable[..., None]) -> Callable[..., None]:
-    """Return ``warnings.showwarning`` with cards for distkit's own warnings."""
+_show_as_text = warnings.showwarning
 
-    def show_warning(
-        message: Warning, category: type[Warning], filename: str, *args: Any, **kwargs: Any
-    ) -> None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
-            frame = frame.f_back
-        if not frame.f_code.co_filename.startswith(OWN):
-            show(message, category, filename, *args, **kwargs)
-            return
-        from IPython.display import display
 
-        text = warnings.formatwarning(message, category, filename, *args[:1], "")
-        where = f" at {filename}:{args[0]}" if filename.startswith("In[") else ""
-        notice = vars(message).get("notice", str(message))
-        card = (
-            _card(f"Warning{where}", f"<p>{_with_code(escape(notice))}</p>")
-            if isinstance(notice, str)
-            else finding_card(notice)
-        )
-        display({"text/html": card, "text/plain": text.strip()}, raw=True)
+def _show_as_card(
+    message: Warning, category: type[Warning], filename: str, lineno: int, *args: Any, **kwargs: Any
+) -> None:
+    """Replace ``warnings.showwarning``; warnings of other libraries remain text."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(OWN):
+        _show_as_text(message, category, filename, lineno, *args, **kwargs)
+        return
+    from IPython.display import display
 
-    show_warning.without_cards = show  # type: ignore[attr-defined]
-    return show_warning
+    notice = vars(message).get("notice", str(message))
+    if isinstance(notice, str):
+        where = f" at {filename}:{lineno}" if filename.startswith("In[") else ""
+        card = _card(f"Warning{where}", f"<p>{_with_code(escape(notice))}</p>")
+    else:
+        card = finding_card(notice)
+    text = warnings.formatwarning(message, category, filename, lineno, "")
+    display({"text/html": card, "text/plain": text.strip()}, raw=True)
 
 
 # -- figures ---------------------------------------------------------------------------
