@@ -208,8 +208,7 @@ class _Renderer:
     # -- frame --------------------------------------------------------------------
 
     def _head(self) -> Iterator[str]:
-        title = self.picture["title"] or "Timeline"
-        yield svg.heading(24, 32, title, " · ".join(self.picture["facts"]))
+        title, facts = self.picture["title"] or "Timeline", " · ".join(self.picture["facts"])
         kinds, x = {_kind(bar) for bar in self.picture["bars"]}, WIDTH - 24.0
         for kind, label in reversed(LEGEND.items()):
             if kind in kinds:
@@ -220,6 +219,8 @@ class _Renderer:
                 )
                 yield svg.rect(x - 29, 22, 22, 12, *_fill(style, color))
                 x -= 48
+        space = x - 24 - text_width(title, 17) - 14
+        yield svg.heading(24, 32, title, facts if text_width(facts, 12) < space else "")
         for i, notice in enumerate(self.notices):
             yield svg.text(24, 56 + 22 * i, notice, svg.notice_color(notice))
 
