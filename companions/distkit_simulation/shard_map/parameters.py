@@ -107,9 +107,10 @@ class Renderer:
 
     def _box(self, parameter: Parameter, height: float) -> tuple[float, float]:
         """Return the size of a parameter's box, with the proportions of its matrix if they fit."""
-        if len(parameter["shape"]) < 2:
-            return VECTOR_WIDTH, height
-        rows, columns = (max(1, parameter["shape"][d]) for d in axes_to_draw(parameter))
+        shape, axes = parameter["shape"], axes_to_draw(parameter)
+        rows, columns = (
+            (max(1, shape[d]) for d in axes) if len(shape) > 1 else (height, VECTOR_WIDTH)
+        )
         width = min(self.column_width, height * columns / rows)
         return max(MIN_SIDE, width), max(MIN_SIDE, width * rows / columns)
 

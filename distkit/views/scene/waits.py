@@ -74,10 +74,10 @@ def waits_svg(states: Iterable[RankState]) -> str:
         return ""
     scene = graph["scene"]
     bottom = SCALE * scene["height"] + 28
-    width = 32 + max(SCALE * scene["width"], svg.text_width(graph["legend"], 13.5))
+    width = 32 + max(SCALE * scene["width"], svg.text_width(graph["legend"], 13))
     left = (width - SCALE * scene["width"]) / 2
     marks = f'<g transform="translate({left:.1f} 8) scale({SCALE})">{body(scene, 0.0)}</g>'
-    marks += svg.text(16, bottom, graph["legend"], GRAY, 'font-size="13"')
+    marks += svg.text(16, bottom, graph["legend"], GRAY, 'font-size="12.5"')
     return svg.document(width, bottom + 14, "which rank waits for which", marks)
 
 
