@@ -21,7 +21,7 @@ from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.ranks import Ranks
-from distkit.cluster.runs.run import Run, follow, short_call
+from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
 from distkit.companions import load
@@ -236,7 +236,7 @@ class Cluster:
             StoppedError: the cluster was stopped.
         """
         run = self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs)
-        return follow(run, short_call(run.name, args, kwargs))
+        return follow(run, args, kwargs)
 
     def submit(
         self,

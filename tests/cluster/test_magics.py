@@ -77,18 +77,15 @@ class Cell:
 
     @property
     def usage(self) -> str:
-        return self.text("text", "stderr").strip()
+        """The printed errors, and the text of cards."""
+        data = (o.get("data", {}) for o in self.outputs)
+        cards = (d["text/plain"] for d in data if "distkit-notice" in d.get("text/html", ""))
+        return "\n".join([self.text("text", "stderr"), *cards]).strip()
 
     @property
     def result(self) -> dict[str, str]:
         shown = (o.data for o in self.outputs if "data" in o)
         return {kind: value for data in shown for kind, value in data.items()}
-
-    @property
-    def warnings(self) -> str:
-        """The text of the cards of warnings."""
-        shown = (o.data for o in self.outputs if "data" in o)
-        return "".join(d["text/plain"] for d in shown if "distkit-notice" in d.get("text/html", ""))
 
     @property
     def error(self) -> str:
@@ -127,7 +124,7 @@ def test_function_that_calls_exit_is_explained(cells: dict[str, Cell]) -> None:
 
 
 def test_warning_names_the_lines_of_the_cell(cells: dict[str, Cell]) -> None:
-    message = " ".join(cells["unwaited"].warnings.split())
+    message = " ".join(cells["unwaited"].usage.split())
     assert message.startswith(
         f"{cells['unwaited'].line(1)}: CommunicationWarning: ranks 0, 1 and 2"
     )
@@ -142,7 +139,7 @@ def test_cell_runs_on_selected_ranks(cells: dict[str, Cell]) -> None:
 def test_variables_persist_on_their_ranks(cells: dict[str, Cell]) -> None:
     assert "rank 1 raised NameError: name 'y' is not defined" in cells["missing"].error
     assert cells["still"].printed == ["[rank 0] 0", "[rank 1] 10", "[rank 2] 20"], "after errors"
-    assert "the variables of %%ranks cells are lost" in cells["hangs"].warnings
+    assert "the variables of %%ranks cells are lost" in cells["hangs"].usage
     assert cells["lost"].printed == [f"[rank {r}] False" for r in range(3)]
 
 

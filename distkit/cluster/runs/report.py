@@ -151,8 +151,8 @@ def warn(notices: Sequence[str | Finding], category: type[Warning] = Communicati
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
     head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
     for notice in notices:
-        text = wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)
-        warning = category(text)
+        folded = wrapped(f"{head}{notice}")[len(head) :]
+        warning = category(folded if in_notebook() else str(notice))
         vars(warning)["notice"] = notice  # a notebook shows it as a card
         warnings.warn_explicit(warning, category, file, int(line))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -204,10 +204,10 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
         raise error from None
 
 
-def follow(run: Run, call: str = "") -> Run:
+def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] = {}) -> Run:
     """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end.
 
-    ``call`` identifies the run in the folded line.
+    ``args`` and ``kwargs`` are those of the function, and identify the run in the folded line.
     """
     with ended_by_interrupt(run):  # drawing a large trace is slow
         if not in_notebook():
@@ -226,10 +226,10 @@ def follow(run: Run, call: str = "") -> Run:
         try:
             return run.wait()
         finally:
-            run._timeline.fold(call)
+            run._timeline.fold(short_call(run.name, args, kwargs))
 
 
-def short_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def short_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Return a call with short arguments; only the name if there are none.
 
     >>> short_call("train", ("ring", [1, 2], len), {"epochs": 3}), short_call("train", (), {})
@@ -239,9 +239,9 @@ def short_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"{name}({', '.join(values)})" if values else name
 
 
-def _short(value: Any) -> str:
-    name = str(getattr(value, "__name__", type(value).__name__))
-    return reprlib.repr(value) if isinstance(value, str | bool | int | float | None) else name
+def _short(value: object) -> str:
+    is_plain = isinstance(value, str | bool | int | float | None)
+    return reprlib.repr(value) if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
 def run_ranks(

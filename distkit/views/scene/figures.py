@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from distkit.errors import OWN
 from distkit.trace.log import EventLog, grouped
@@ -171,24 +171,29 @@ _show_as_text = warnings.showwarning
 
 
 def _show_as_card(
-    message: Warning, category: type[Warning], filename: str, lineno: int, *args: Any, **kwargs: Any
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     """Replace ``warnings.showwarning``; warnings of other libraries remain text."""
     frame = sys._getframe(1)
     while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
         frame = frame.f_back
     if not frame.f_code.co_filename.startswith(OWN):
-        _show_as_text(message, category, filename, lineno, *args, **kwargs)
+        _show_as_text(message, category, filename, lineno, file, line)
         return
     from IPython.display import display
 
-    notice = vars(message).get("notice", str(message))
+    notice = getattr(message, "notice", str(message))
     if isinstance(notice, str):
         where = f" at {filename}:{lineno}" if filename.startswith("In[") else ""
         card = _card(f"Warning{where}", f"<p>{_with_code(escape(notice))}</p>")
     else:
         card = finding_card(notice)
-    text = warnings.formatwarning(message, category, filename, lineno, "")
+    text = warnings.formatwarning(message, category, filename, lineno, line="")
     display({"text/html": card, "text/plain": text.strip()}, raw=True)
 
 
@@ -199,7 +204,7 @@ def _to_html(figure: Figure) -> str | None:
     """Return a transparent figure as HTML; None for a figure with a background of its own."""
     from distkit.views.widget.snapshot import as_picture
 
-    if figure.get_facecolor()[3]:
+    if figure.get_facecolor()[-1]:  # the opacity
         return None
     return as_picture(to_svg(figure, bbox_inches="tight"), _title(figure))["text/html"]
 
