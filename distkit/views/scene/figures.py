@@ -75,7 +75,7 @@ _CARD = """
   font: 13px/1.5 var(--jp-ui-font-family, sans-serif); }
 .distkit-notice.hang { border-left-color: var(--jp-error-color1, #c4314b); }
 .jp-RenderedHTMLCommon > .distkit-notice { margin-right: -20px; }
-.distkit-notice > div { flex: 1 1 420px; min-width: 0; max-width: 860px; }
+.distkit-notice > div { flex: 1 1 420px; min-width: 0; }
 .distkit-notice b.title { font-size: 14.5px; margin-right: 6px; }
 .distkit-notice :is(p, ul) { margin: 5px 0 0 !important; padding: 0 !important; }
 .distkit-notice li { list-style: none; margin: 3px 0 0; }
