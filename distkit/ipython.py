@@ -1,4 +1,4 @@
-"""The IPython extension of ``import distkit``: ``%%ranks``, and short error messages.
+"""The IPython extension of ``import distkit``: ``%%ranks``, cards, and short error messages.
 
 ::
 
@@ -16,9 +16,12 @@ the message. IPython shows other errors as usual.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
+import warnings
+from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
@@ -42,8 +45,10 @@ _ON_THE_RANKS = (
 
 
 def install(shell: Any) -> None:
-    """Add ``%%ranks`` to an IPython shell, and shorten the tracebacks of users' mistakes."""
-    figures.register(shell)
+    """Add ``%%ranks`` and the cards to a shell, and shorten the tracebacks of users' mistakes."""
+    show_as_html(shell)
+    if hasattr(shell, "kernel"):
+        warnings.showwarning = _show_warning
     shell.register_magic_function(ranks, "cell")
     printer = shell.InteractiveTB
     if not hasattr(printer, "distkit"):
@@ -51,6 +56,47 @@ def install(shell: Any) -> None:
             True,
             _shortened(printer.structured_traceback),
         )
+
+
+def show_as_html(shell: Any) -> None:
+    """Let a shell show findings, and figures in distkit's style, like the views."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    # pyplot's backend for notebooks removes the formatters of Figure itself
+    formatter.for_type_by_name("matplotlib.figure", "FigureBase", figures.to_html)
+    formatter.for_type_by_name("distkit.diagnosis.findings", "Finding", figures.finding_card)
+
+
+# -- warnings ---------------------------------------------------------------------------------
+
+
+_show_text = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Replace ``warnings.showwarning``; warnings of other libraries remain text."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(OWN):
+        _show_text(message, category, filename, lineno, file, line)
+        return
+    from IPython.display import display
+
+    notice = getattr(message, "notice", str(message))
+    if isinstance(notice, str):
+        where = f" at {filename}:{lineno}" if filename.startswith("In[") else ""
+        card = figures.card(f"Warning{where}", f"<p>{figures.with_code(escape(notice))}</p>")
+    else:
+        card = figures.finding_card(notice)
+    text = warnings.formatwarning(message, category, filename, lineno, line="")
+    display({"text/html": card, "text/plain": text.strip()}, raw=True)
 
 
 # -- %%ranks -----------------------------------------------------------------------------------

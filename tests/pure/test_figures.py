@@ -11,7 +11,7 @@ from IPython.core.formatters import DisplayFormatter
 from IPython.core.pylabtools import select_figure_formats
 from matplotlib_inline.backend_inline import _fetch_figure_metadata
 
-from distkit.views.scene import figures
+from distkit import ipython
 from distkit.views.scene.theme import PAPER_DARK, RANKS_LIGHT, channels, mixed, theme
 
 
@@ -48,7 +48,7 @@ def test_colors_have_one_meaning_and_a_contrast_of_three(
 
 def test_figure_in_the_style_has_the_background_and_colors_of_the_page() -> None:
     shell = SimpleNamespace(display_formatter=DisplayFormatter())
-    figures.register(shell)
+    ipython.show_as_html(shell)
     select_figure_formats(shell, {"png"})  # as pyplot's backend does
     as_html = shell.display_formatter.formatters["text/html"]
     with plt.style.context("distkit.plots"):

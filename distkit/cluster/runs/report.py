@@ -34,7 +34,6 @@ from distkit.recording.recorder import MACHINERY, is_user_file
 from distkit.trace.calls import at, last_call
 from distkit.trace.info import RankEnd, Replacement
 from distkit.trace.trace import Trace
-from distkit.views.scene import figures
 
 LOST_CELLS = (
     "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
@@ -96,7 +95,13 @@ def deadlock_error(
     """Return the error that consists of these findings and a conclusion."""
     kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
     error = kind("\n".join([*map(str, findings), conclusion]), findings)
-    error.draw = lambda brief=False: figures.hang(findings, trace(), brief=brief)
+
+    def draw(brief: bool = False) -> dict[str, str]:
+        from distkit.views.scene import figures
+
+        return figures.hang(findings, trace(), brief=brief)
+
+    error.draw = draw
     return error
 
 

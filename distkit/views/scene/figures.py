@@ -6,13 +6,11 @@ import io
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distkit.errors import OWN
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import svg
 from distkit.views.scene.theme import GRAY, GRAY_DARK, RANKS_DARK, RANKS_LIGHT, darkened
@@ -55,16 +53,6 @@ def new(width: float, height: float, **options: Any) -> Figure:
     return Figure(figsize=(width, height), **options)
 
 
-def register(shell: Any) -> None:
-    """Let a shell show figures in distkit's style, findings and warnings like the views."""
-    formatter = shell.display_formatter.formatters["text/html"]
-    # pyplot's backend for notebooks removes the formatters of Figure itself
-    formatter.for_type_by_name("matplotlib.figure", "FigureBase", _to_html)
-    formatter.for_type_by_name("distkit.diagnosis.findings", "Finding", finding_card)
-    if hasattr(shell, "kernel"):
-        warnings.showwarning = _show_as_card
-
-
 # -- findings and warnings -------------------------------------------------------------
 
 #: A card with a colored edge: red for a hang, amber for a warning.
@@ -87,7 +75,7 @@ body[data-jp-theme-light="false"] .distkit-notice i { color: #101418; background
 """
 
 
-def _card(title: str, *parts: str, hang: bool = False, picture: str = "") -> str:
+def card(title: str, *parts: str, hang: bool = False, picture: str = "") -> str:
     """Return a card as HTML; ``parts`` and ``picture`` are HTML, ``title`` is text."""
     return (
         f'<style>{_CARD}</style><div class="distkit-notice{" hang" * hang}">'
@@ -119,14 +107,14 @@ def finding_card(
     )
     parts = [
         linked(f"[{finding.code}]"),
-        f"<p>{_with_code(linked(finding.message))}</p>" * (not brief),
+        f"<p>{with_code(linked(finding.message))}</p>" * (not brief),
         f"<ul>{''.join(rows)}</ul>",
-        f"<p><b>Remedy:</b> {_with_code(linked(finding.remedy))}</p>" * bool(finding.remedy),
+        f"<p><b>Remedy:</b> {with_code(linked(finding.remedy))}</p>" * bool(finding.remedy),
     ]
-    return _card(finding.rule.title().strip("."), *parts, hang=finding.hang, picture=picture)
+    return card(finding.rule.title().strip("."), *parts, hang=finding.hang, picture=picture)
 
 
-def _with_code(html: str) -> str:
+def with_code(html: str) -> str:
     """Format the parts of HTML in backquotes as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
 
@@ -167,40 +155,10 @@ def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -
     return {**picture, "text/html": "".join(cards)} if findings else {}
 
 
-_show_as_text = warnings.showwarning
-
-
-def _show_as_card(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Replace ``warnings.showwarning``; warnings of other libraries remain text."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
-        frame = frame.f_back
-    if not frame.f_code.co_filename.startswith(OWN):
-        _show_as_text(message, category, filename, lineno, file, line)
-        return
-    from IPython.display import display
-
-    notice = getattr(message, "notice", str(message))
-    if isinstance(notice, str):
-        where = f" at {filename}:{lineno}" if filename.startswith("In[") else ""
-        card = _card(f"Warning{where}", f"<p>{_with_code(escape(notice))}</p>")
-    else:
-        card = finding_card(notice)
-    text = warnings.formatwarning(message, category, filename, lineno, line="")
-    display({"text/html": card, "text/plain": text.strip()}, raw=True)
-
-
 # -- figures ---------------------------------------------------------------------------
 
 
-def _to_html(figure: Figure) -> str | None:
+def to_html(figure: Figure) -> str | None:
     """Return a transparent figure as HTML; None for a figure with a background of its own."""
     from distkit.views.widget.snapshot import as_picture
 
@@ -240,8 +198,7 @@ _NEUTRAL = {"#737b85": (GRAY, GRAY_DARK), "#7b838d": (GRAY, GRAY_DARK)}
 
 def _both(color: re.Match[str]) -> str:
     """Return a color's counterparts in light and dark themes."""
-    light, dark = _NEUTRAL.get(color[0], (color[0], darkened(color[0])))
-    return f"light-dark({light}, {dark})"
+    return "light-dark({}, {})".format(*_NEUTRAL.get(color[0], (color[0], darkened(color[0]))))
 
 
 def _shell() -> Any:
