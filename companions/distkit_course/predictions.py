@@ -42,7 +42,7 @@ _RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
 #: Maximum number of wrong items of a list to show; the rest are only counted.
 MAX_ITEMS = 6
 
-_TOO_LATE = "The answer is already known. Run the cell with dk.predict again for a new guess."
+_TOO_LATE = "The answer is already known. Run the question's cell again for a new guess."
 _CHOICE_NEEDED = "Select one of the answers first."
 _NUMBER_NEEDED = (
     "Enter a number in digits, such as 12, or several separated by commas, such as 0, 4."
