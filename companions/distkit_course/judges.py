@@ -271,6 +271,7 @@ class Program:
         why: a function ``f(results, expected)`` that explains common mistakes.
         then: a function that further judges an answer that meets all these criteria, for example
             from the first trace.
+        into: the parameter that must contain the result, if the answer works in place.
     """
 
     call: Callable[[Answer, int, int], Any]
@@ -279,6 +280,7 @@ class Program:
     limits: dict[str, tuple[Callable[[int], int], str]] = field(default_factory=dict)
     why: Callable[[list[Any], list[Any]], str] = lambda results, expected: ""
     then: Callable[[Answer, Trace], Iterator[Criterion]] = lambda answer, trace: iter(())
+    into: str = ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the values of each world, then the messages of the first."""
@@ -305,9 +307,13 @@ class Program:
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
             raise NotAttempted
-        for rank, (result, expected) in enumerate(zip(run.results, all_expected, strict=True)):
-            if not same(result, expected):
-                why = self.why(run.results, all_expected)
+        for rank, (result, right) in enumerate(zip(run.results, expected, strict=True)):
+            if not same(result, right):
+                why = (
+                    f"nothing is written into {self.into}: use += or copy_, which work in place"
+                    if self.into and same(result, untouched[rank])
+                    else self.why(run.results, expected)
+                )
                 raise WrongAnswer(
                     f"on {count(n, 'rank')}, rank {rank} has {result!r}; expected {expected!r}"
                     + (f": {why}" if why else ""),

@@ -242,8 +242,8 @@ TASKS: list[Task] = [
         "relay",
         "relay(x)",
         "receive x from the previous rank, add 1, and send it to the next rank",
-        "x is 0 on every rank. Rank 0 does not receive, and the last rank does not send, so rank r "
-        "ends with r + 1.",
+        "x is 0 on every rank. Rank 0 does not receive, and the last rank does not send. At the "
+        "end,\nx itself must be r + 1 on rank r.",
         relay,
         (
             "Call dist.recv(x, rank - 1) on every rank but 0, and dist.send(x, rank + 1) on every "
@@ -256,8 +256,10 @@ TASKS: list[Task] = [
             (3, 2, 4),
             {"messages": (lambda n: 1, "to the next rank")},
             _why_relayed,
+            into="x",
         ),
         (
+            (lambda x: relay(x.clone()), "nothing is written into x: use += or copy_"),
             (lambda x: x.add_(1), "every rank adds 1 to its own 0: receive from the previous rank"),
             (all_to_the_last, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
             (waits_for_the_last, "deadlock in waits_for_the_last: "),
@@ -287,9 +289,11 @@ TASKS: list[Task] = [
                 "messages": (lambda n: 1, "x to the other rank"),
                 "calls": (lambda n: 0, "write it with send and recv"),
             },
-            lambda results, expected: "each rank gets the other one's x",
+            lambda results, rights: "each rank gets the other one's x",
+            into="y",
         ),
         (
+            (lambda x, y: swap(x, y.clone()), "nothing is written into y: use += or copy_"),
             (both_receive, "deadlock in both_receive: "),
             (one_way, "each rank gets the other one's x"),
             (by_gathering, "1 collective operation per rank; 0 suffice: write it with send"),

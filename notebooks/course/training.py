@@ -289,6 +289,7 @@ TASKS: list[Task] = [
                 ratio=2.0,
                 why="Each small all-reduce costs its latency: put all into one tensor",
             ),
+            into="gradients",
         ),
         (
             (one_by_one, "40 collective operations per rank; 1 suffices"),
@@ -298,7 +299,7 @@ TASKS: list[Task] = [
             ),
             (
                 lambda gradients: average_gradients([g.clone() for g in gradients]),
-                "rank 0 has [[0.0, 49.0], [1.0, 50.0], [2.0, 51.0]",
+                "nothing is written into gradients: use += or copy_",
             ),
             (
                 in_turn(average_gradients, lambda gs: [g.fill_(g[0].item()) for g in gs]),
@@ -324,8 +325,13 @@ TASKS: list[Task] = [
             (2, 3),
             {"calls": (lambda n: 2, "one for each call, as every rank computes the norm itself")},
             _why_clipped,
+            into="gradients",
         ),
         (
+            (
+                lambda gradients, max_norm: clip_gradients(gradients.clone(), max_norm),
+                "nothing is written into gradients: use += or copy_",
+            ),
             (clips_first, "it clips each rank separately: average first"),
             (clips_the_sum, "it clips the sum, and divides afterwards: divide first"),
             (always_scales, "gradients whose norm is at most max_norm, 1.5, must not change"),
