@@ -33,6 +33,9 @@ class WrongAnswer(Exception):
 PASS, FAIL, WASTEFUL, BLOCKED = "pass", "fail", "wasteful", "blocked"
 NOT_ATTEMPTED = "not attempted"
 
+#: The code of a function without a body.
+_STUB = (lambda: None).__code__
+
 #: Colors of the statuses in a notebook.
 _COLORS = {PASS: "#009e73", NOT_ATTEMPTED: "#7f8c99", BLOCKED: "#7f8c99"}
 _WRONG = "#d55e00"
@@ -195,6 +198,9 @@ class Task:
                 signature = inspect.signature(answer)
                 parameters = signature if signature.parameters else "no arguments"
                 raise WrongAnswer(f"write def {self.signature}: yours takes {parameters}")
+            code = getattr(answer, "__code__", None)
+            if code and (code.co_code, code.co_consts) == (_STUB.co_code, _STUB.co_consts):
+                raise NotAttempted  # without ranks
             yield from self.trial(answer)
         except WrongAnswer as mistake:
             yield Criterion("values", str(mistake), FAIL, mistake.trace)
