@@ -57,7 +57,11 @@ def overlap(x: Tensor, work: Answer) -> None:
 
 
 def total_of_all(batches: list[Tensor]) -> Tensor:
-    """All ranks run as many rounds as the rank with the most batches."""
+    """All ranks run as many rounds as the rank with the most batches.
+
+    For sums alone, one all-reduce of each rank's own sum is enough. But in training, the gradients
+    of each batch must be reduced before the next one.
+    """
     rounds = torch.tensor(len(batches))
     dist.all_reduce(rounds, dist.ReduceOp.MAX)
     total = torch.zeros(1)
