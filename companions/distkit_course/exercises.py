@@ -78,7 +78,9 @@ def _hint(entry: Task | Question) -> PlainText:
     """Return the next hint, starting again after the last one."""
     index = _hints_given.get(entry.name, 0) % len(entry.hints)
     _hints_given[entry.name] = index + 1
-    return PlainText(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}")
+    last = index + 1 == len(entry.hints)
+    end = f"\nThat was the last hint. See dk.solution.{entry.name}()." if last else ""
+    return PlainText(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}{end}")
 
 
 def _solution(entry: Task | Question) -> Source | PlainText:

@@ -57,6 +57,8 @@ from distkit_course.task import (
 
 #: A frame of a rank's traceback.
 _FRAME = re.compile(r' *File "(.+)", line \d+, in .+\n(?: {4}.+\n)?')
+#: The end of an error's first line, which refers to the whole traceback.
+_POINTER = re.compile(r"\. See its traceback\. \[DK\d+\]")
 
 #: Warm-up runs of each program, and pairs of measured runs.
 WARM_UPS, PAIRS = 2, 5
@@ -121,7 +123,7 @@ def _confined(program: Callable[..., object], *arguments: object) -> bytes:
 
 
 def _describe(error: RunError, answer: Answer) -> str:
-    """Describe an error, with only the learner's lines of its traceback."""
+    """Describe an error, with only the learner's lines of its traceback; a judge's own has none."""
     if isinstance(error, DeadlockError):
         prefix = "" if isinstance(error, MismatchError) else "deadlock in "
         return f"{prefix}{name_of(answer)}: " + "\n".join(map(str, error.findings))
@@ -131,6 +133,8 @@ def _describe(error: RunError, answer: Answer) -> str:
         return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
+    if mistake := re.search(r"^WrongAnswer: (.+)", str(error), re.MULTILINE):
+        return mistake[1]
     files = [f for where in ("*.py", "content/*.py") for f in Path(__file__).parent.glob(where)]
     course_files = {line_label(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(
@@ -138,7 +142,7 @@ def _describe(error: RunError, answer: Answer) -> str:
         for frame in _FRAME.finditer(error.traceback)
         if "-packages/" not in frame[1] and frame[1] not in course_files
     )
-    return str(error).replace(error.traceback, frames)
+    return _POINTER.sub("", str(error).replace(error.traceback, frames))
 
 
 def call_answer(
@@ -175,7 +179,7 @@ def read_only(answer: Answer) -> Answer:
     def call(*arguments: Any) -> Any:
         before, result = values.pack(arguments), answer(*arguments)
         if values.pack(arguments) != before:
-            raise ValueError("the arguments must not change: use copies, as sorted and clone do")
+            raise WrongAnswer("the arguments must not change: use a copy, as clone and sorted do")
         return result
 
     return call
@@ -192,7 +196,8 @@ def _call_each(
         except NotImplementedError:
             return [*outcomes, ("stub", None)]
         except Exception as error:
-            return [*outcomes, ("raised", raised(error, answer))]
+            judged = isinstance(error, WrongAnswer)  # by read_only
+            return [*outcomes, ("raised", str(error) if judged else raised(error, answer))]
     return outcomes
 
 

@@ -98,9 +98,9 @@ def judge_schedule(answer: Answer) -> Iterator[Criterion]:
             raise WrongAnswer(f"n={n}: {error}") from None
         if (have > 1).any():
             rank, chunk, whose = np.argwhere(have > 1)[0]
-            repeated = f"the contribution of rank {whose} {have[rank, chunk, whose]} times"
+            repeated = f"{have[rank, chunk, whose]} times the contribution of rank {whose}"
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains {repeated}: each counts once"
+                f"n={n}: chunk {chunk} of rank {rank} contains {repeated}: add it once"
             )
         if (have < 1).any():
             rank, chunk, whose = np.argwhere(have < 1)[0]
@@ -363,7 +363,7 @@ TASKS: list[Task] = [
         judge_schedule,
         (
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the contribution of rank 1"),
-            (adds_again, "times: each counts once"),
+            (adds_again, "2 times the contribution of rank"),
             (sends_to_itself, "n=2: a rank sends to itself"),
             (sends_theirs, "n=2: chunk 0 of rank 0 lacks the contribution of rank 0"),
         ),

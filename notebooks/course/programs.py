@@ -7,7 +7,7 @@ from the given one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 from unittest.mock import patch
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distkit_course.content.mistakes import in_turn
-from distkit_course.judges import Program, read_only
-from distkit_course.task import Answer, Task
+from distkit_course.judges import Program, read_only, same
+from distkit_course.task import Answer, Task, WrongAnswer
 
 # -- solutions ------------------------------------------------------------------------------
 
@@ -68,11 +68,12 @@ def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
     if any(other != results[0] for other in results):
         return "ranks decide differently: the one that continues waits forever for the others"
     sums = [sum(loss_of(r, case) for r in range(n)) < LIMIT for case in LOSSES]
-    return (
-        "it compares the sum of the losses: divide it by the number of ranks"
-        if results[0] == sums
-        else ""
-    )
+    if results[0] == sums:
+        return "it compares the sum of the losses: divide it by the number of ranks"
+    pairs = zip(LOSSES, results[0], rights[0], strict=True)
+    case, got = next((case, got) for case, got, right in pairs if not same(got, right))
+    losses = [loss_of(r, case) for r in range(n)]
+    return f"with losses {losses} and limit {LIMIT}, it returns {got}"
 
 
 # -- through the host ----------------------------------------------------------------------
@@ -81,12 +82,11 @@ def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
 def _staged(answer: Answer, rank: int, n: int) -> list[float]:
     """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
     x = torch.arange(4) + rank + 1.0
-    for move in ("cpu", "to"):
-        setattr(x, move, partial(_copied, getattr(x, move)))
+    moves = {name: partialmethod(_copied, getattr(Tensor, name)) for name in ("cpu", "to")}
     names = "all_reduce all_gather broadcast reduce send isend recv irecv".split()
     calls: dict[str, Any] = {n: partial(_on_the_host, x, getattr(dist, n)) for n in names}
-    with patch.multiple(dist, **calls):
-        answer(x)
+    with patch.multiple(dist, **calls), patch.multiple(Tensor, **moves):
+        mine(x)
     return x.tolist()
 
 
@@ -94,13 +94,13 @@ def _on_the_host(x: Tensor, call: Callable[..., Any], *args: Any, **options: Any
     """Call a function of torch.distributed that refuses x."""
     tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
     if x.untyped_storage().data_ptr() in [t.untyped_storage().data_ptr() for t in tensors]:
-        raise ValueError("gloo works on the host here, and x is on the GPU: reduce a copy")
+        raise WrongAnswer("gloo works on the host here, and x is on the GPU: reduce a copy")
     return call(*args, **options)
 
 
-def _copied(move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """Return a copy, as a move to the host does for a GPU tensor."""
-    return move(*args, **options).clone()
+def _copied(x: Tensor, move: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    """Return a copy, as a move to the host does for a GPU tensor and for views of it."""
+    return move(x, *args, **options).clone()
 
 
 def _why_staged(results: list[list[float]], expected: list[list[float]]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 import distkit as dk
 from distkit_course.content.collectives import to_all_ranks
 from distkit_course.content.parameter_server import Server
+from distkit_course.content.programs import stop_together
 from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from tests.stress.course.mistakes import is_timed, tolerated
 
@@ -45,15 +46,17 @@ def test_common_mistake_is_rejected_with_its_message(name: str) -> None:
     assert tolerated(TASKS[name], 1) == []
 
 
-def all_reduce_through_host(x: Tensor) -> None:
+def all_reduce_through_host(x: Tensor, host: Callable[[Tensor], Tensor]) -> None:
     """All-reduce through host memory, as for a tensor on a GPU."""
-    host = x.cpu()
-    dist.all_reduce(host)
-    x.copy_(host)
+    dist.all_reduce(copy := host(x))
+    x.copy_(copy)
 
 
-def test_staged_all_reduce_passes_without_a_gpu() -> None:
-    assert dk.check.staged(all_reduce_through_host).status == "pass"
+@pytest.mark.parametrize(
+    "host", [lambda x: x.cpu(), lambda x: x.detach().cpu(), lambda x: x.data.to("cpu")]
+)
+def test_staged_all_reduce_passes_without_a_gpu(host: Callable[[Tensor], Tensor]) -> None:
+    assert dk.check.staged(lambda x: all_reduce_through_host(x, host)).status == "pass"
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -69,8 +72,10 @@ def test_every_hint_is_shown(name: str) -> None:
     hints = {**TASKS, **QUESTIONS}[name].hints
     shown = [repr(getattr(dk.hint, name)()) for _ in range(2 * len(hints))]
     assert shown[: len(hints)] == shown[len(hints) :]
+    end = f"\nThat was the last hint. See dk.solution.{name}()."
     assert sorted(shown[: len(hints)]) == [
-        f"Hint {i} of {len(hints)}: {hint}" for i, hint in enumerate(hints, 1)
+        f"Hint {i} of {len(hints)}: {hint}{end if i == len(hints) else ''}"
+        for i, hint in enumerate(hints, 1)
     ]
 
 
@@ -129,6 +134,21 @@ def test_error_shows_the_answers_lines_and_the_number_of_ranks() -> None:
     assert not any(
         word in text for word in ("exercises/collectives", "collectives.py", "-packages/", "trial")
     )
+
+
+def test_messages_name_no_file_of_the_course_and_no_error_code() -> None:
+    changes, fails, inverts = [
+        repr(dk.check.stop_together(answer))
+        for answer in (
+            lambda loss, limit: dist.all_reduce(loss),
+            lambda loss, limit: loss.no_such_name,
+            lambda loss, limit: not stop_together(loss, limit),
+        )
+    ]
+    assert "✗ on 2 ranks:\n    the arguments must not change: use a copy, as clone" in changes
+    assert "ranks 0 and 1 raised AttributeError: 'Tensor' object has no attribute" in fails
+    assert not any(word in changes + fails for word in ("judges.py", "[DK", "WrongAnswer"))
+    assert "with losses [1.0, 1.0] and limit 2.0, it returns False" in inverts
 
 
 def returns_the_result(x: torch.Tensor) -> torch.Tensor:
