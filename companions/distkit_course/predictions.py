@@ -445,10 +445,12 @@ def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tupl
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
     """Return the status of a guess, and describe its ratio to the answer.
 
-    >>> _ratio(6, 3), _ratio(5, 6)
-    (('fail', 'twice the answer'), ('fail', '1 too low'))
+    A guess that looks like the answer, which has three digits, is right.
+
+    >>> _ratio(6, 3), _ratio(5, 6), _ratio(16, 15.997)
+    (('fail', 'twice the answer'), ('fail', '1 too low'), ('pass', 'exactly right'))
     """
-    if math.isclose(guess, actual, rel_tol=EXACT):
+    if math.isclose(guess, actual, rel_tol=EXACT) or _format(guess) == _format(actual):
         return PASS, "exactly right"
     ratio = guess / actual if actual else 0.0
     factor = max(ratio, 1 / ratio) if ratio > 0 else math.inf

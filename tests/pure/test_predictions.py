@@ -34,6 +34,8 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
         (5, 6, ("fail", "1 too low")),
         (105, 100, ("close", "5 too high")),
         ("0.52 s", 0.5, ("close", "4 % more than the answer")),
+        (16, 15.997, ("pass", "exactly right")),  # shown as 16
+        (15.9, 15.997, ("close", "0.606 % less than the answer")),
         (1, 0, ("fail", "1 too high")),
         (-1.5, 0.0, ("fail", "1.5 below the answer")),
         (" Rank  0", "rank 0", ("pass", "exactly right")),
