@@ -428,7 +428,7 @@ def _missing(step: Step) -> str:
 
 
 #: Seconds of a step and of a pause with which a bound is tried.
-PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.02, 0.1), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
+PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.125, 0.625), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
 #: Workers, gradients of each, and the gradient after which worker 0 pauses.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
 #: The order of messages of the same time.
