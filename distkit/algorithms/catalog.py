@@ -83,12 +83,22 @@ class Catalog(dict[str, Entry]):
     def _repr_html_(self) -> str:
         """Return the algorithms as an HTML table."""
         cells = [
-            (f"<code>{a.name}</code>", a.title, a.summary, a.cost, a.source) for a in self.values()
+            (
+                f"<code>{a.name}</code>",
+                a.title,
+                a.summary,
+                f'<span style="white-space: nowrap">{a.cost}</span>',
+                a.source,
+            )
+            for a in self.values()
         ]
-        head = "".join(f"<th>{h}</th>" for h in ("", "algorithm", "", "time", "source"))
         style = 'style="text-align: left"'
-        rows = "".join(f"<tr>{''.join(f'<td {style}>{c}</td>' for c in row)}</tr>" for row in cells)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        head = "".join(
+            f"<th {style}>{heading}</th>"
+            for heading in ("name", "algorithm", "how it works", "time", "source")
+        )
+        body = "".join(f"<tr>{''.join(f'<td {style}>{c}</td>' for c in row)}</tr>" for row in cells)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 class Algorithms(Catalog[Algorithm]):
