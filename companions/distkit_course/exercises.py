@@ -78,8 +78,11 @@ def _hint(entry: Task | Question) -> PlainText:
     """Return the next hint, starting again after the last one."""
     index = _hints_given.get(entry.name, 0) % len(entry.hints)
     _hints_given[entry.name] = index + 1
-    last = index + 1 == len(entry.hints)
-    end = f"\nThat was the last hint. See dk.solution.{entry.name}()." if last else ""
+    end = (
+        f"\nThat was the last hint. See dk.solution.{entry.name}()."
+        if index + 1 == len(entry.hints)
+        else ""
+    )
     return PlainText(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}{end}")
 
 

@@ -196,8 +196,7 @@ def _call_each(
         except NotImplementedError:
             return [*outcomes, ("stub", None)]
         except Exception as error:
-            judged = isinstance(error, WrongAnswer)  # by read_only
-            return [*outcomes, ("raised", str(error) if judged else raised(error, answer))]
+            return [*outcomes, ("raised", raised(error, answer))]
     return outcomes
 
 

@@ -224,7 +224,11 @@ def raised(error: Exception, answer: Answer) -> str:
         if frame.name == name_of(answer)
     ]
     where = f" in  {lines[-1].line}" if lines and lines[-1].line else ""
-    return f"{name_of(answer)} raised {type(error).__name__}: {error}{where}"
+    return (
+        str(error)  # a judge's own message
+        if isinstance(error, WrongAnswer)
+        else f"{name_of(answer)} raised {type(error).__name__}: {error}{where}"
+    )
 
 
 def _accepts(answer: Answer, count: int) -> bool:
