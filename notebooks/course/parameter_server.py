@@ -24,7 +24,7 @@ from distkit.consistency import Asynchronous, Synchronous
 from distkit.kvstore.protocol.messages import Init, Pull, Push, SetOptimizer
 from distkit.kvstore.protocol.server import KVServer
 from distkit_course import values
-from distkit_course.judges import Calls, call_answer
+from distkit_course.judges import Calls, call_answer, same
 from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer, raised
 
 # -- solutions ------------------------------------------------------------------------------
@@ -95,6 +95,15 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
             seen.add((worker, number))
         settled[worker] = max(settled.get(worker, 0), below)
     return applied
+
+
+def two_bit(
+    gradient: Sequence[float], rest: Sequence[float], threshold: float
+) -> tuple[list[float], list[float]]:
+    """Add the rest to the gradient; send minus the threshold, 0 or the threshold for each sum."""
+    totals = [g + r for g, r in zip(gradient, rest, strict=True)]
+    sent = [threshold * ((t >= threshold) - (t <= -threshold)) for t in totals]
+    return sent, [t - s for t, s in zip(totals, sent, strict=True)]
 
 
 # -- the judge -------------------------------------------------------------------------------
@@ -617,6 +626,16 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     return f"{late[0]} is below its worker's highest settled value" if late else ""
 
 
+def _why_two_bit(
+    returned: Any, right: Any, gradient: list[float], rest: list[float], threshold: float
+) -> str:
+    if not (isinstance(returned, tuple | list) and len(returned) == 2):
+        return "return two lists: the values sent, and the new rest"
+    if same(returned[0], two_bit(gradient, [0.0] * len(rest), threshold)[0]) and any(rest):
+        return "add the rest of the earlier gradients before comparing with the threshold"
+    return "the new rest is what was not sent" if same(returned[0], right[0]) else ""
+
+
 def only_increasing(pushes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Remember only the last number of each worker."""
     return [
@@ -764,6 +783,39 @@ TASKS: list[Task] = [
             ),
             (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
             (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),
+        ),
+    ),
+    Task(
+        "two_bit",
+        "two_bit(gradient, rest, threshold)",
+        "return the values that 2bit compression sends, and the new rest, as two lists",
+        "gradient and rest are lists of the same length. rest is what earlier calls did not send.\n"
+        "Each value sent is -threshold, 0 or +threshold. 0 stands for all sums between these two.",
+        two_bit,
+        (
+            "Which sum do you compare with the threshold?",
+            "Add the rest to the gradient. The new rest is this sum minus the value sent.",
+        ),
+        Calls(
+            two_bit,
+            [
+                ([0.75, -0.25, -1.5], [0.0, 0.0, 0.0], 0.5),
+                ([0.25, -0.25, 0.25], [0.25, -0.125, -0.5], 0.5),
+                ([3.0, -2.0], [-1.0, 0.0], 2.0),
+            ],
+            _why_two_bit,
+        ),
+        (
+            (
+                lambda gradient, rest, t: two_bit(gradient, [0.0] * len(rest), t),
+                "add the rest of the earlier gradients before comparing",
+            ),
+            (lambda *case: (two_bit(*case)[0], [0.0] * len(case[0])), "what was not sent"),
+            (lambda *case: two_bit(*case)[0], "return two lists: the values sent, and the new"),
+            (
+                lambda g, r, t: ([t if a + b > 0 else -t for a, b in zip(g, r, strict=True)], r),
+                "expected ([0.5, 0.0, -0.5], [0.25, -0.25, -1.0])",
+            ),
         ),
     ),
 ]
