@@ -82,7 +82,9 @@ def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
 def _staged(answer: Answer, rank: int, n: int) -> list[float]:
     """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
     x = torch.arange(4) + rank + 1.0
-    moves = {name: partialmethod(_copied, getattr(Tensor, name)) for name in ("cpu", "to")}
+    moves: dict[str, Any] = {
+        name: partialmethod(_copied, getattr(Tensor, name)) for name in ("cpu", "to")
+    }
     names = "all_reduce all_gather broadcast reduce send isend recv irecv".split()
     calls: dict[str, Any] = {n: partial(_on_the_host, x, getattr(dist, n)) for n in names}
     with patch.multiple(dist, **calls), patch.multiple(Tensor, **moves):
