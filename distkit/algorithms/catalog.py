@@ -87,7 +87,9 @@ class Catalog(dict[str, Entry]):
                 f"<code>{a.name}</code>",
                 a.title,
                 a.summary,
-                f'<span style="white-space: nowrap">{a.cost}</span>',
+                a.cost.translate({ord(" "): "\u00a0", ord("-"): "−"}).replace(
+                    "\u00a0+\u00a0", " + "
+                ),
                 a.source,
             )
             for a in self.values()
