@@ -34,14 +34,14 @@ LINES = {
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_586, 1_600),
     "distkit/trace": Line(897, 700),
-    "distkit/views": Line(3_740, 3_800),
-    "companions/distkit_course": Line(1_311, 1_300),
-    "companions/distkit_experiments": Line(781, 800),
-    "companions/distkit_hosts": Line(3_191, 3_200),
-    "companions/distkit_simulation": Line(1_652, 1_400),
-    "companions/distkit_strategies": Line(1_681, 1_700),
+    "distkit/views": Line(3_800, 3_800),
+    "companions/distkit_course": Line(1_316, 1_300),
+    "companions/distkit_experiments": Line(774, 800),
+    "companions/distkit_hosts": Line(3_189, 3_200),
+    "companions/distkit_simulation": Line(1_658, 1_400),
+    "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_261, 1_200),
-    "tests": Line(16_650, 16_000),
+    "tests": Line(16_678, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,9 +49,9 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_331, 15_000),
-    "the whole product": Line(25_209, 25_000),
-    "lines of JavaScript": Line(4_032, 4_300),
+    "all of distkit": Line(15_448, 15_000),
+    "the whole product": Line(25_338, 25_000),
+    "lines of JavaScript": Line(4_034, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),
 }

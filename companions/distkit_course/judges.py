@@ -311,12 +311,12 @@ class Program:
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
             raise NotAttempted
-        for rank, (result, right) in enumerate(zip(run.results, expected, strict=True)):
-            if not same(result, right):
+        for rank, (result, expected) in enumerate(zip(run.results, all_expected, strict=True)):
+            if not same(result, expected):
                 why = (
                     f"nothing is written into {self.into}: use += or copy_, which work in place"
                     if self.into and same(result, untouched[rank])
-                    else self.why(run.results, expected)
+                    else self.why(run.results, all_expected)
                 )
                 raise WrongAnswer(
                     f"on {count(n, 'rank')}, rank {rank} has {result!r}; expected {expected!r}"

@@ -293,7 +293,7 @@ TASKS: list[Task] = [
                 "messages": (lambda n: 1, "x to the other rank"),
                 "calls": (lambda n: 0, "write it with send and recv"),
             },
-            lambda results, rights: "each rank gets the other one's x",
+            lambda results, expected: "each rank gets the other one's x",
             into="y",
         ),
         (

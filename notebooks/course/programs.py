@@ -70,7 +70,7 @@ def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
     sums = [sum(loss_of(r, case) for r in range(n)) < LIMIT for case in LOSSES]
     if results[0] == sums:
         return "it compares the sum of the losses: divide it by the number of ranks"
-    pairs = zip(LOSSES, results[0], rights[0], strict=True)
+    pairs = zip(LOSSES, results[0], expected[0], strict=True)
     case, got = next((case, got) for case, got, right in pairs if not same(got, right))
     losses = [loss_of(r, case) for r in range(n)]
     return f"with losses {losses} and limit {LIMIT}, it returns {got}"
@@ -88,7 +88,7 @@ def _staged(answer: Answer, rank: int, n: int) -> list[float]:
     names = "all_reduce all_gather broadcast reduce send isend recv irecv".split()
     calls: dict[str, Any] = {n: partial(_on_the_host, x, getattr(dist, n)) for n in names}
     with patch.multiple(dist, **calls), patch.multiple(Tensor, **moves):
-        mine(x)
+        answer(x)
     return x.tolist()
 
 
