@@ -1,9 +1,10 @@
-"""Formats numbers and lists: bytes, seconds, counts, ranks, tables, and the ticks of an axis."""
+"""Formats numbers, lists and calls: bytes, seconds, counts, ranks, tables, ticks of an axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: Maximum number of labels on an axis.
 MAX_TICKS = 8
@@ -128,3 +129,21 @@ def _short(x: float) -> str:
     if abs(x) >= 100:
         return f"{x:.0f}"
     return f"{x:.3g}"
+
+
+def short_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """Return a call with short arguments; only the name if there are none.
+
+    >>> short_call("train", ("ring", [1, 2], len), {"epochs": 3}), short_call("train", (), {})
+    ("train('ring', list, len, epochs=3)", 'train')
+    """
+    values = [
+        *map(_argument, args),
+        *(f"{key}={_argument(value)}" for key, value in kwargs.items()),
+    ]
+    return f"{name}({', '.join(values)})" if values else name
+
+
+def _argument(value: object) -> str:
+    is_plain = isinstance(value, str | bool | int | float | None)
+    return reprlib.repr(value) if is_plain else getattr(value, "__name__", type(value).__name__)

@@ -98,10 +98,11 @@ def _chip(
 def status(supervisor: Supervisor) -> Status:
     """Return the current status of the cluster."""
     plan = supervisor.plan
-    stage = supervisor.failure if supervisor.stage == "failed" else supervisor.stage
-    parts = [plan.note or plan.backend, f"{count(plan.threads, 'thread')} per rank"]
     return Status(
-        f"distkit cluster: {plan.description}", stage, " · ".join(parts), _rows(supervisor)
+        f"distkit cluster: {plan.description}",
+        supervisor.failure if supervisor.stage == "failed" else supervisor.stage,
+        f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} per rank",
+        _rows(supervisor),
     )
 
 

@@ -134,8 +134,11 @@ class Rank:
         if self._error is not None:  # it is being described
             return
         self._close_record()
-        error = released_in(threading.main_thread().ident or 0)
-        self.outbox.emit(run, "outcome", Outcome(self.spec.rank, error=error))
+        self.outbox.emit(
+            run,
+            "outcome",
+            Outcome(self.spec.rank, error=released_in(threading.main_thread().ident or 0)),
+        )
         self.outbox.drain()
         os.killpg(0, signal.SIGKILL)
 

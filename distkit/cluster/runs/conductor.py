@@ -257,9 +257,15 @@ class Conductor:
     def _request_replacement(self, rank: int, how: str) -> bool:
         """Request a replacement of a rank, if its store's policy and the run's state allow it."""
         with self.changed:
-            if self._on_crash != "replace" or self.incarnation(rank) >= report.MAX_REPLACEMENTS:
-                return False
-            if self.is_cell or self.stepped or self.ending or self.failed or self.deadlock:
+            if (
+                self._on_crash != "replace"
+                or self.incarnation(rank) >= report.MAX_REPLACEMENTS
+                or self.is_cell
+                or self.stepped
+                or self.ending
+                or self.failed
+                or self.deadlock
+            ):
                 return False
             self._pending_replacements[rank] = how
             self.changed.notify_all()
@@ -373,9 +379,13 @@ class Conductor:
                 self.name, self._conclusion, outcomes, self._interrupt_findings
             )
         if self.abandoned:
-            end = f"{self.name} was stopped: {self.abandoned.rstrip('.')}."
             error = RunInterrupted(
-                "\n".join([*map(str, report.notable(self._interrupt_findings)), end])
+                "\n".join(
+                    [
+                        *map(str, report.notable(self._interrupt_findings)),
+                        f"{self.name} was stopped: {self.abandoned.rstrip('.')}.",
+                    ]
+                )
             )
         self.error = error  # assigned once: other threads read it during a long diagnosis
 

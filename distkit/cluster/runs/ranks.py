@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -156,9 +156,8 @@ class Ranks(RankController):
             self._fork(self.servers.keys() - self.children.keys())
         self._fork(range(self.plan.ranks))
 
-    def _fork(self, nodes: Iterable[int]) -> None:
+    def _fork(self, nodes: Collection[int]) -> None:
         """Fork processes on all machines concurrently."""
-        nodes = [*nodes]
         children = fork_all((self.host(n).server, self._fork_args(n)) for n in nodes)
         for n, child in zip(nodes, children, strict=True):
             self.children[n] = child

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from distkit._format import short_call
 from distkit.cluster import machine
 from distkit.cluster.notebook import in_notebook
 from distkit.cluster.pickling import pack
@@ -227,21 +227,6 @@ def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] =
             return run.wait()
         finally:
             run._timeline.fold(short_call(run.name, args, kwargs))
-
-
-def short_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return a call with short arguments; only the name if there are none.
-
-    >>> short_call("train", ("ring", [1, 2], len), {"epochs": 3}), short_call("train", (), {})
-    ("train('ring', list, len, epochs=3)", 'train')
-    """
-    values = [*map(_short, args), *(f"{key}={_short(value)}" for key, value in kwargs.items())]
-    return f"{name}({', '.join(values)})" if values else name
-
-
-def _short(value: object) -> str:
-    is_plain = isinstance(value, str | bool | int | float | None)
-    return reprlib.repr(value) if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
 def run_ranks(
