@@ -38,7 +38,7 @@ LINES = {
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_189, 3_200),
-    "companions/distkit_simulation": Line(1_658, 1_400),
+    "companions/distkit_simulation": Line(1_660, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_261, 1_200),
     "tests": Line(16_678, 16_000),
@@ -50,7 +50,7 @@ BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(15_442, 15_000),
-    "the whole product": Line(25_332, 25_000),
+    "the whole product": Line(25_334, 25_000),
     "lines of JavaScript": Line(4_034, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),

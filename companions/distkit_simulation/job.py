@@ -333,13 +333,15 @@ class Job:
             overlap=False,
             stragglers=Stragglers(slow={p - 1: 1 + self._logits / self._stage}),
         )
-        ends = np.full(p, max(clock))
-        gradients = {"nbytes": GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)}
-        writer.add_operations(Op.ALL_REDUCE, np.array(clock), ends + parts["data"], **gradients)
-        ends += parts["data"]
+        ends = np.array(clock) + parts["data"]
+        nbytes = GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)
+        groups = {f"stage {stage}": [stage] for stage in range(p)}  # with the other pipelines
+        for stage, group in enumerate(groups):
+            times = clock[stage], float(ends[stage])
+            writer.add_operation(Op.ALL_REDUCE, stage, *times, nbytes=nbytes, group=group)
         label = {"label": "update"}
         writer.add_operations(Op.MARK, ends, ends + parts["update"], attributes=label)
-        return writer.trace(self.title)
+        return writer.trace(self.title, groups=groups)
 
     @property
     def title(self) -> str:
