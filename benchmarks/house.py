@@ -51,7 +51,7 @@ BESIDE = ("tests", "benchmarks")
 TOTALS = {
     "all of distkit": Line(15_442, 15_000),
     "the whole product": Line(25_334, 25_000),
-    "lines of JavaScript": Line(4_034, 4_300),
+    "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),
 }
