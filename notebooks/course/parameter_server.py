@@ -763,7 +763,8 @@ TASKS: list[Task] = [
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
         "may\narrive in any order, and several times. The worker already has the answers to all "
-        "its pushes with\na number below settled, so do not apply them again.",
+        "its pushes with\na number below settled, so do not apply them. (The list may begin in the "
+        "middle of a run.)",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
