@@ -40,7 +40,7 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
         max_values: maximum number of values; a notice reports further operations.
     """
     groups = operations(trace)
-    recorded = [g for g in groups if any(s.before or s.after for s in g)]
+    recorded = [group for group in groups if _summaries(group)]
     sizes = accumulate(sum(len(x.values) for x in _summaries(group)) for group in recorded)
     shown = [group for group, size in zip(recorded, sizes, strict=True) if size <= max_values]
     scene = Scene(WIDTH, 0)

@@ -107,6 +107,13 @@ def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     assert len(drawn.encode()) < 60_000 and "and 984 more ranks" in drawn
 
 
+def test_operation_without_values_on_a_drawn_rank_is_not_shown() -> None:
+    values = [*[None] * MAX_RANKS, [1.0, 1, 1, 1]]
+    picture = draw(reduced(values, values))
+    assert picture["keyframes"] == []
+    assert picture["notices"][0].startswith("1 operation not shown")
+
+
 numbers = st.floats(width=32)
 tensor = st.builds(
     lambda v, more, low, high: Summary(tuple(v), math.nan, low, high, len(v) + more, more > 5),
