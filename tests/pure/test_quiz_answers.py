@@ -353,12 +353,12 @@ def job(trace: Trace) -> Answers:
         steps = [{"F": 1, "B": -1}.get(s.label[0], 0) for s in calls(trace, Op.MARK, rank)]
         return max(accumulate(steps))
 
-    waits = {rank: calls(trace, Op.ALL_REDUCE, rank)[0].seconds or 0.0 for rank in trace.ranks}
+    ends = {rank: calls(trace, Op.ALL_REDUCE, rank)[0].end for rank in trace.ranks}
     return (
         len(trace.ranks),
         len(seconds(0, "F")),
         round(median(seconds(0, "B")) / median(seconds(0, "F"))),
-        f"rank {max(waits, key=lambda rank: waits[rank])}",
+        f"rank {min(ends, key=lambda rank: ends[rank])}",
         f"rank {max(trace.ranks, key=kept)}",
     )
 
