@@ -89,9 +89,8 @@ class Child:
     def set_exit_status(self, status: int) -> None:
         """Set the exit status; callbacks follow after its last message was handled."""
         self.status = status
-        self.server.shut_down_channel(
-            self.channel
-        )  # children of the process may keep the other end open
+        # children of the process may keep the other end open
+        self.server.shut_down_channel(self.channel)
         self._ended.set()
 
     def _on_channel_closed(self) -> None:

@@ -159,7 +159,7 @@ def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -
 
 
 def to_html(figure: Figure) -> str | None:
-    """Return a transparent figure as HTML; None for a figure with a background of its own."""
+    """Return a transparent figure as HTML, or None if the figure has a background color."""
     from distkit.views.widget.snapshot import as_picture
 
     if figure.get_facecolor()[-1]:  # the opacity
