@@ -13,8 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distkit.events import LINES, STACK, Event
-
 _files: dict[str, str] = {}  # label of a file -> its path
 _labels: dict[str, str] = {}  # file of a cell that runs on the ranks -> its label
 _cells = itertools.count()
@@ -119,13 +117,8 @@ def _line_label(where: str, count: int) -> str:
     return f"{label}:{line}"
 
 
-def sources(events: Iterable[Event], extra: Iterable[str] = ()) -> dict[str, str]:
-    """Return the text of every source file of the events and extra lines, by label."""
-    lines = {*extra} | {
-        line
-        for e in events
-        for line in (e.where, *map(e.attributes.get, LINES), *e.attributes.get(STACK, ()))
-    }
+def sources(lines: Iterable[str]) -> dict[str, str]:
+    """Return the text of the source file of every line, by label."""
     labels = {line.rpartition(":")[0] for line in lines if line}
     return {label: text for label in sorted(labels) if (text := _text(label))}
 

@@ -28,7 +28,6 @@ from distkit.events import (
     STACK,
     WORLD,
     Attributes,
-    Event,
     Op,
     State,
     Summary,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from distkit.recording.device import DeferredSummary
     from distkit.recording.pending import Pending
+    from distkit.trace.columns import Category, Table
 
 #: Maximum number of values in a summary, and of elements in a tensor that is not sampled.
 VALUES, EXACT = 64, 65_536
@@ -321,19 +321,43 @@ class Recorder:
         return complete
 
 
-def to_event(
-    rank: int, row: Row, label: Callable[[str], str] = str, clock: Callable[[float], float] = float
-) -> Event:
-    """Convert a row to an event; ``label`` maps its source lines and ``clock`` its time."""
-    seq, op, state, at, (*call, where, facts, match), summary = row
-    values = None if summary is None else Summary(*summary)
+def to_table(
+    rank: int,
+    rows: Sequence[Row],
+    label: Callable[[str], str] = str,
+    clock: Callable[[float], float] = float,
+    *,
+    first_seq: int = 0,
+) -> Table:
+    """Convert a rank's rows to events; ``label`` maps source lines and ``clock`` times."""
+    import numpy as np  # lazy: ranks do not need it here
+
+    from distkit.trace.columns import Table
+
+    shared = {(id(row[4]), row[1], row[2]): row for row in rows}
+    codes = {key: n for n, key in enumerate(shared)}
+    return Table(
+        np.full(len(rows), rank),
+        np.array([first_seq + row[0] for row in rows], np.int64),
+        np.array([codes[id(row[4]), row[1], row[2]] for row in rows], np.int64),
+        np.array([clock(row[3]) for row in rows], np.float64),
+        [_category(row, label) for row in shared.values()],
+        {i: row[4][-1] for i, row in enumerate(rows) if row[4][-1] is not None},
+        {i: Summary(*row[5]) for i, row in enumerate(rows) if row[5] is not None},
+    )
+
+
+def _category(row: Row, label: Callable[[str], str]) -> Category:
+    from distkit.trace.columns import Category
+
+    _, op, state, _, (*call, where, facts, _), _ = row
     attributes = Attributes(facts) if facts else NO_ATTRIBUTES
     lines: dict[str, Any] = {n: label(attributes[n]) for n in LINES if n in attributes}
     if STACK in attributes:
         lines[STACK] = tuple(map(label, attributes[STACK]))
     if lines:
         attributes = Attributes(attributes | lines)
-    return Event(*(rank, seq, op, state, clock(at), *call, label(where), attributes, match, values))
+    return Category(*(op, state, *call, label(where), attributes))
 
 
 _current: Recorder | None = None

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from operator import attrgetter
-from typing import Any, NamedTuple
+from itertools import accumulate
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import Attributes, Event, Op, State, Summary, label_of
+from distkit.events import LINES, STACK, Attributes, Event, Op, State, Summary, label_of
 from distkit.trace.info import Count, Integer, Rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+T = TypeVar("T")
 
 
 class Category(NamedTuple):
@@ -75,41 +77,57 @@ class Table(Sequence[Event]):
         self.categories, self.match, self.summary = categories, match, summary
 
     @classmethod
-    def of(cls, events: Sequence[Event], before: Table | None = None) -> Table:
-        """Return a table of events in time order, appended to another table."""
-        none = np.zeros(0, np.int64)
-        old = before or cls(none, none, none, np.zeros(0), [], {}, {})
-        codes: dict[tuple[Any, ...], int] = {
-            category: n for n, category in enumerate(old.categories)
-        }
+    def of(cls, events: Sequence[Event]) -> Table:
+        """Return a table of events."""
+        codes: dict[tuple[Any, ...], int] = {}
         category = [codes.setdefault(key, len(codes)) for key in map(_shared_fields, events)]
-        first = len(old)
         return cls(
-            np.append(old.rank, np.array([e.rank for e in events], np.int64)),
-            np.append(old.seq, np.array([e.seq for e in events], np.int64)),
-            np.append(old.category, np.array(category, np.int64)),
-            np.append(old.time, np.array([e.time for e in events], np.float64)),
-            [*old.categories, *(Category(*key) for key in list(codes)[len(old.categories) :])],
-            old.match | {i: e.match for i, e in enumerate(events, first) if e.match is not None},
-            old.summary
-            | {i: e.summary for i, e in enumerate(events, first) if e.summary is not None},
+            np.array([e.rank for e in events], np.int64),
+            np.array([e.seq for e in events], np.int64),
+            np.array(category, np.int64),
+            np.array([e.time for e in events], np.float64),
+            [Category(*key) for key in codes],
+            {i: e.match for i, e in enumerate(events) if e.match is not None},
+            {i: e.summary for i, e in enumerate(events) if e.summary is not None},
         )
+
+    @classmethod
+    def joined(cls, tables: Iterable[Table]) -> Table:
+        """Return a table of the events of all tables, one table after the other."""
+        parts = [cls.of(()), *tables]
+        codes: dict[Category, int] = {}
+        category = [t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in parts]
+        starts = [*accumulate(map(len, parts[:-1]), initial=0)]
+        return cls(
+            np.concatenate([part.rank for part in parts]),
+            np.concatenate([part.seq for part in parts]),
+            np.concatenate(category),
+            np.concatenate([part.time for part in parts]),
+            [*codes],
+            _shifted([part.match for part in parts], starts),
+            _shifted([part.summary for part in parts], starts),
+        )
+
+    def sorted(self) -> Table:
+        """Return the events in time order."""
+        return self.take(np.lexsort((self.seq, self.rank, self.time)))
 
     def each(self, values: Iterable[Any]) -> NDArray[Any]:
         """Expand one value per category to one value per event."""
         return np.array([*values] or [0])[self.category]
 
-    def part(self, mask: NDArray[np.bool_]) -> Table:
-        """Return a table of the events that a mask selects."""
-        position = np.cumsum(mask) - 1
+    def take(self, indices: Ints) -> Table:
+        """Return a table of the events with these indices, in this order."""
+        position = np.full(len(self), -1)
+        position[indices] = np.arange(len(indices))
         return Table(
-            self.rank[mask],
-            self.seq[mask],
-            self.category[mask],
-            self.time[mask],
+            self.rank[indices],
+            self.seq[indices],
+            self.category[indices],
+            self.time[indices],
             self.categories,
-            {int(position[i]): match for i, match in self.match.items() if mask[i]},
-            {int(position[i]): summary for i, summary in self.summary.items() if mask[i]},
+            _moved(self.match, position),
+            _moved(self.summary, position),
         )
 
     @cached_property
@@ -131,6 +149,12 @@ class Table(Sequence[Event]):
             for i, (rank, seq, category, time) in enumerate(zip(*columns, strict=True))
         )
 
+    def lines(self) -> Iterator[str]:
+        """Yield the source lines of all events."""
+        for category in self.categories:
+            facts = category.attributes
+            yield from (category.where, *map(facts.get, LINES), *facts.get(STACK, ()))
+
     def __len__(self) -> int:
         return len(self.time)
 
@@ -145,3 +169,15 @@ class Table(Sequence[Event]):
 
     def __repr__(self) -> str:
         return repr(self._events)
+
+
+def _shifted(parts: list[dict[int, T]], starts: list[int]) -> dict[int, T]:
+    """Return the values of all parts, whose indices begin at ``starts``."""
+    shifted = zip(parts, starts, strict=True)
+    return {start + i: value for values, start in shifted for i, value in values.items()}
+
+
+def _moved(values: dict[int, T], position: Ints) -> dict[int, T]:
+    """Return values by new position, in order; values whose position is -1 are left out."""
+    moved = zip(position[[*values]].tolist(), values.values(), strict=True)
+    return {i: value for i, value in sorted(moved, key=itemgetter(0)) if i >= 0}

@@ -47,8 +47,8 @@ class EventLog(Sequence[Event]):
     info: RunInfo = field(default_factory=RunInfo)
 
     def __init__(self, events: Iterable[Event] = (), info: RunInfo = RunInfo()) -> None:  # noqa: B008
-        ordered = sorted(events, key=lambda e: (e.time, e.rank, e.seq))
-        object.__setattr__(self, "events", tuple(ordered))
+        in_order = tuple(sorted(events, key=lambda e: (e.time, e.rank, e.seq)))
+        object.__setattr__(self, "events", in_order)
         object.__setattr__(self, "info", info)
 
     @classmethod
@@ -92,18 +92,17 @@ class EventLog(Sequence[Event]):
     @cached_property
     def ranks(self) -> list[int]:
         """The ranks of the run, sorted: all ranks in ``info`` or with events."""
-        known = {*range(self.info.world_size), *self.info.ranks}
-        return sorted(known.union(e.rank for e in self.events))
+        return sorted({*range(self.info.world_size), *self.info.ranks, *self.table.rank.tolist()})
 
     @property
     def start(self) -> float:
         """Time of the first event [s]."""
-        return self.events[0].time if self.events else 0.0
+        return float(self.table.time[0]) if self.events else 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds from the first event to the last."""
-        return self.events[-1].time - self.start if self.events else 0.0
+        return float(self.table.time[-1]) - self.start if self.events else 0.0
 
     @cached_property
     def table(self) -> Table:

@@ -16,7 +16,7 @@ from test_views_gradients import MEAN, trained
 import distkit as dk
 from distkit.diagnosis.equality import ROUNDING, TOLERANCES
 from distkit.recording import recorder
-from distkit.recording.recorder import Recorder, to_event
+from distkit.recording.recorder import Recorder, to_table
 from distkit.trace.trace import Trace
 
 SUM = [2 * v for v in MEAN]
@@ -93,7 +93,7 @@ def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float =
                 watch.step(loss=1.0, samples=1)
     finally:
         recorder.set_current(None)
-    return Trace([to_event(0, row) for row in rec.drain()], traces.info(world_size=1))
+    return Trace(to_table(0, rec.drain()), traces.info(world_size=1))
 
 
 DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])

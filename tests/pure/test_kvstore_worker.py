@@ -192,7 +192,7 @@ def test_requests_are_recorded(kv: KVStore) -> None:
         kv.pull("w")
     finally:
         recorder.set_current(None)
-    trace = Trace(recorder.to_event(0, row) for row in rank_recorder.drain())
+    trace = Trace(recorder.to_table(0, rank_recorder.drain()))
     init, push, pull = trace.spans
     assert [s.op for s in (init, push, pull)] == [Op.INIT, Op.PUSH, Op.PULL]
     assert {s.state for s in trace.spans} == {State.COMPLETED}

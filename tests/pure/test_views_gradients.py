@@ -16,7 +16,7 @@ from traces import Script, summary
 from distkit.events import Op
 from distkit.recording import recorder
 from distkit.recording.gradients import watch_gradients
-from distkit.recording.recorder import Recorder, to_event
+from distkit.recording.recorder import Recorder, to_table
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
 from distkit.views import Gradients
@@ -210,7 +210,7 @@ def recording():
     """Record this process as rank 0; return a function that stops and returns the trace."""
     rec = Recorder(0)
     recorder.set_current(rec)
-    yield lambda: Trace([to_event(0, row) for row in rec.drain()], traces.info(world_size=1))
+    yield lambda: Trace(to_table(0, rec.drain()), traces.info(world_size=1))
     recorder.set_current(None)
 
 

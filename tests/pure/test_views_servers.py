@@ -82,7 +82,7 @@ class RecordedServer:
         return self.ask(worker, Pull, key)
 
     def trace(self, **facts):
-        events = [recorder.to_event(r.rank, row) for r in self.recorders for row in r.drain()]
+        events = [e for r in self.recorders for e in recorder.to_table(r.rank, r.drain())]
         roles = traces.names(*["worker"] * self.workers, "server")
         rule = self.server.rule
         options = {"mode": "dist_async"}

@@ -198,7 +198,7 @@ class Nodes:
         replies = [self.receive(w) for w in range(self.workers)]
         rows = {w: rows for w, (_, rows) in enumerate(replies)}
         rows |= {node: self.request(node, "stop") for node in services}
-        events = [recorder.to_event(node, row) for node, mine in rows.items() for row in mine]
+        events = [e for node, mine in rows.items() for e in recorder.to_table(node, mine)]
         return [result for result, _ in replies], Trace(events)
 
     def request(self, node: int, command: str) -> Any:

@@ -18,7 +18,7 @@ from msgspec import structs
 from distkit.cluster.runs.report import crash_frames
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
-from distkit.recording.recorder import to_event
+from distkit.recording.recorder import to_table
 from distkit.trace import file
 from distkit.trace.info import ClockOffset, Limitation, Raising, RankEnd, RankInfo, RunInfo, Wait
 from distkit.trace.log import EventLog, Log
@@ -199,9 +199,9 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
     )
 
 
-def _events(rank: int, record: Record, ahead: float = 0.0) -> Iterator[Event]:
+def _events(rank: int, record: Record, ahead: float = 0.0) -> Sequence[Event]:
     label = partial(_source_line, record.about["folder"])
-    return (to_event(rank, row, label, lambda time: time - ahead) for row in record.rows)
+    return to_table(rank, record.rows, label, lambda time: time - ahead)
 
 
 @lru_cache(4096)

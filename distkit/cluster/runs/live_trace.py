@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -15,9 +15,12 @@ from distkit import companions
 from distkit.cluster.notebook import line_label, sources
 from distkit.events import Event, Op, State
 from distkit.recording.plain import decode_rows
-from distkit.recording.recorder import to_event
+from distkit.recording.recorder import to_table
 from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo, hosts_of
 from distkit.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from distkit.trace.columns import Table
 
 #: Maximum number of events of a trace; later events are only counted.
 LIMIT = 2_000_000
@@ -42,12 +45,12 @@ class LiveTrace:
         self.event_count = self.dropped = 0  # number of events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
-        self._events: list[Event] = []
+        self._tables: list[Table] = []  # the unpacked events
         self._ended = False
         #: Rows not yet unpacked.
         self._packed: list[tuple[int, int, bytes, Any]] = []
         self._unpacking = threading.RLock()  # reentrant: a subscriber may read the trace
-        self._subscribers: list[Callable[[list[Event]], None]] = []
+        self._subscribers: list[Callable[[Sequence[Event]], None]] = []
 
     def add(self, rank: int, count: int, packed: bytes) -> None:
         """Add events of a rank."""
@@ -78,23 +81,23 @@ class LiveTrace:
 
     def fail_pending(self, rank: int, ended: float) -> None:
         """Mark the pending operations of a rank as failed, because its process has exited."""
-        self._unpack()
-        first = self._first_seq[rank]
-        latest = {e.seq: e for e in self._events if e.rank == rank and e.seq >= first}
-        pending = [e for e in latest.values() if e.state not in (State.COMPLETED, State.FAILED)]
-        self.event_count += len(pending)
-        now = self.clock(ended)
-        self._append([replace(e, state=State.FAILED, time=now, summary=None) for e in pending])
+        events = (e for e in self._table() if e.rank == rank and e.seq >= self._first_seq[rank])
+        latest = {e.seq: e for e in events}
+        self._append_events(
+            [
+                replace(e, state=State.FAILED, time=self.clock(ended), summary=None)
+                for e in latest.values()
+                if e.state not in (State.COMPLETED, State.FAILED)
+            ]
+        )
 
     def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
         """Mark the time during which a rank was replaced, and the reason."""
         seq, label = self._first_seq[rank] - 1, {"label": f"replaced: {how}"}
-        states = (State.STARTED, began), (State.COMPLETED, ended)
-        self.event_count += len(states)
-        self._append(
+        self._append_events(
             [
                 Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
-                for state, when in states
+                for state, when in ((State.STARTED, began), (State.COMPLETED, ended))
             ]
         )
 
@@ -105,26 +108,24 @@ class LiveTrace:
             ends: how ranks have ended.
             replaced: the replaced processes.
         """
-        self._unpack()
-        events, until = list(self._events), self.info.until
+        table, until = self._table().sorted(), self.info.until
         info = structs.replace(
             self.info,
             until=self.clock(time.monotonic()) if until is None else until,
             clocks=self._live_clocks.offsets(hosts_of(self.info)) if self._live_clocks else {},
             ends=ends,
             replaced=replaced,
-            sources=sources(events, [end.where for end in ends.values()]),
+            sources=sources([*table.lines(), *(end.where for end in ends.values())]),
         )
-        return Trace(events, info)
+        return Trace.of(table, info)
 
     # -- subscribers ------------------------------------------------------------
 
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
+    def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
+        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
         with self._unpacking:
-            self._unpack()
-            if self._events:
-                callback(list(self._events))
+            if table := self._table():
+                callback(table)
             self._subscribers.append(callback)
         if self._ended:
             callback([])
@@ -136,33 +137,44 @@ class LiveTrace:
         for callback in list(self._subscribers):
             callback([])
 
+    def _table(self) -> Table:
+        """Return all events so far, in order of arrival."""
+        from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
+
+        with self._unpacking:
+            self._unpack()
+            self._tables = [Table.joined(self._tables)]
+            return self._tables[0]
+
     def _unpack(self) -> None:
         """Unpack rows into events, and pass each event to the subscribers once."""
         with self._unpacking:
             packed = list(self._packed)
-            new = []
-            for rank, first, batch, offset in packed:
-                rows = decode_rows(batch)
-                clock = self._clock_of(rank, offset, rows) if offset and rows else self.clock
-                new += [
-                    to_event(
-                        rank, row if not first else (row[0] + first, *row[1:]), line_label, clock
-                    )
-                    for row in rows
-                ]
+            new = [self._events_of(*batch) for batch in packed]
             del self._packed[: len(packed)]  # last, because an interrupt may occur earlier
-            self._append(new)
+            for table in new:
+                self._append(table)
 
-    def _append(self, events: list[Event]) -> None:
+    def _events_of(self, rank: int, first: int, packed: bytes, offset: Any) -> Table:
+        """Unpack rows, and add ``first`` to their sequence numbers."""
+        rows, to_local_time = decode_rows(packed), float
+        if offset and rows:
+            clocks = companions.load("distkit_hosts.clocks")
+            self._live_clocks = self._live_clocks or clocks.LiveClocks()
+            to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
+        return to_table(
+            rank, rows, line_label, lambda at: self.clock(to_local_time(at)), first_seq=first
+        )
+
+    def _append(self, events: Table) -> None:
         """Add events, and pass them to the subscribers."""
         with self._unpacking:
-            self._events.extend(events)
+            self._tables.append(events)
             for callback in list(self._subscribers) if events else ():
                 callback(events)
 
-    def _clock_of(self, rank: int, offset: Any, rows: list[Any]) -> Callable[[float], float]:
-        """Return the conversion of these rows' times to the trace's."""
-        if self._live_clocks is None:
-            self._live_clocks = companions.load("distkit_hosts.clocks").LiveClocks()
-        to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
-        return lambda remote: self.clock(to_local_time(remote))
+    def _append_events(self, events: list[Event]) -> None:
+        from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
+
+        self.event_count += len(events)
+        self._append(Table.of(events))

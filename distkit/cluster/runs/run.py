@@ -56,8 +56,10 @@ class Run:
         elif error := self._conductor.error:
             state = f"failed: {str(error).splitlines()[0]}"
         else:
-            arrived = self._conductor.live.event_count
-            state = f"{len(self.ranks)} ranks, {self.seconds:.3g} s, {arrived} events"
+            state = (
+                f"{len(self.ranks)} ranks, {self.seconds:.3g} s, "
+                f"{self._conductor.live.event_count} events"
+            )
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
@@ -165,8 +167,8 @@ class Run:
         """Interrupt the function on every rank; the cluster stays usable."""
         self._conductor.interrupt()
 
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
+    def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
+        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
         return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:

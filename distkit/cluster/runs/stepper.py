@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,8 +212,8 @@ class Stepper:
         """The text of the run's error; "" if there is none."""
         return "" if self.run.error is None else str(self.run.error)
 
-    def subscribe(self, callback: Callable[[list[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, then with each new batch; [] marks the end."""
+    def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
+        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -365,7 +365,7 @@ class Stepper:
                 self.moments[-1] = self._current_moment(self.moments[-1].choice)
         self._notify()
 
-    def _on_events(self, events: list[Event]) -> None:
+    def _on_events(self, events: Sequence[Event]) -> None:
         with self._changed:
             self._graph.feed(events)
             self._received.update(e.rank for e in events)

@@ -51,8 +51,7 @@ class Columns:
     Args:
         trace: a trace of any length.
         most: maximum number of operations drawn, in order of arrival; a notice reports the rest.
-        live: whether the run is in progress, so that open operations are not reported. The events
-            may then be in order of arrival, if each rank's events are in time order.
+        live: whether the run is in progress, so that open operations are not reported.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -283,7 +282,7 @@ def _without_notes(trace: EventLog) -> EventLog:
     """Return the trace without the notes of ``watch_gradients``."""
     table = trace.table
     notes = table.each(is_note(category) for category in table.categories).astype(bool)
-    return EventLog.of(table.part(~notes), trace.info) if notes.any() else trace
+    return EventLog.of(table.take(np.flatnonzero(~notes)), trace.info) if notes.any() else trace
 
 
 def length(starts: Floats, ends: Floats) -> float:

@@ -46,7 +46,7 @@ class Timeline(View):
         self._columns = Columns(trace, MAX_LIVE if live else None, live=live)
 
     def _picture(self) -> Json:
-        return packed(self._columns)
+        return packed(self._columns, thin=self._following)
 
     def _drawn(self) -> Json:
         """Return the operations of the static picture, as objects."""

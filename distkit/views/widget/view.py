@@ -7,17 +7,13 @@ scenes share the same renderers.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anywidget
 import traitlets
 
 from distkit.events import Event
-from distkit.trace.columns import Table
-from distkit.trace.info import RunInfo
 from distkit.trace.log import EventLog
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
@@ -53,7 +49,7 @@ class View(anywidget.AnyWidget):
         self._process(trace, live is not None)
         self._open()
         if live is not None:
-            self._follow(live, trace.info)
+            self._follow(live)
 
     def _open(self) -> None:
         """Initialize the widget, after the data to draw has been set."""
@@ -69,7 +65,7 @@ class View(anywidget.AnyWidget):
     # -- defined by subclasses ------------------------------------------------------
 
     def _process(self, trace: EventLog, live: bool) -> None:
-        """Process the current trace; during a run, its events are in order of arrival."""
+        """Process the current trace, which is incomplete if ``live``."""
         raise NotImplementedError
 
     def _picture(self) -> Json:
@@ -82,25 +78,20 @@ class View(anywidget.AnyWidget):
 
     # -- live -----------------------------------------------------------------------
 
-    def _follow(self, run: Live, info: RunInfo) -> None:
+    def _follow(self, run: Live) -> None:
         """Process the events of a run as they arrive, and its trace after it has ended."""
         self._following = True
-        arrived, table = deque[list[Event]](), Table.of(())
 
         def update() -> None:
-            nonlocal table
             with self._lock:
                 if self._following:
-                    new = chain.from_iterable(arrived.popleft() for _ in range(len(arrived)))
-                    table = Table.of([*new], table)
-                    self._process(EventLog.of(table, info), True)
+                    self._process(run.trace, True)
                     self._publish()
 
         notifier = Notifier(update, self.period)
 
-        def receive(events: list[Event]) -> None:
+        def receive(events: Sequence[Event]) -> None:
             if events:
-                arrived.append(events)
                 notifier.notify()
             elif run.finished:
                 notifier.close()
@@ -193,7 +184,7 @@ class SceneView(View):
 
     def _process(self, trace: EventLog, live: bool) -> None:
         self._live = live
-        self._data = self._project(EventLog(trace, trace.info) if live else trace)
+        self._data = self._project(trace)
 
     def _picture(self) -> Json:
         return self._data
