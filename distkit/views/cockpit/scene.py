@@ -13,12 +13,12 @@ import traitlets
 
 from distkit._format import aligned
 from distkit.errors import DistkitError
-from distkit.trace.info import RunInfo
 from distkit.views.cockpit.projection import project
 from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.renderer import cut, wrapped
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT
+from distkit.views.timeline.columns import packed
 from distkit.views.timeline.static import WIDTH, render
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
@@ -144,17 +144,17 @@ class Cockpit(Timeline):
         self.on_msg(self._handle_message)
         notify = self._notifier.notify
         stops = [thread.close for thread in (self._step_worker, self._seek_worker, self._notifier)]
-        self._unsubscribes = (source.watch(notify), source.subscribe(lambda _: notify()), *stops)
+        self._unsubscribes = (source.watch(notify), *stops)
 
     # -- to the browser -----------------------------------------------------------
 
     def _picture(self) -> Json:
         # from the first call of a worker on: servers register long before
-        picture, ops = super()._picture(), self._columns.ops
+        picture, ops = packed(self._columns), self._columns.ops
         starts = ops.start[ops.rank < self._columns.info.world_size]
         return picture | ({"start": float(starts.min())} if 0 < len(starts) < len(ops) else {})
 
-    def _follow(self, run: Live, info: RunInfo) -> None:
+    def _follow(self, run: Live) -> None:
         self._following = True  # _refresh processes every change
 
     def _refresh(self) -> None:
@@ -194,7 +194,7 @@ class Cockpit(Timeline):
             self._error = "" if message == self._source.error else message
         except Exception as error:  # a bug in distkit: report it
             self._error = f"{type(error).__name__}: {error}"
-        self._notifier.notify()
+        self._notifier.notify(now=True)
         self.send({"done": command.get("id")})
 
     def _do(self, command: Json) -> None:

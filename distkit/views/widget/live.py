@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog
 
 #: Minimum time between updates of a live view, and time to collect events of all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
-#: Minimum pause between updates, relative to the duration of the last one; ranks need the CPU.
+#: Minimum pause between updates, relative to the CPU time of the last one; ranks need the CPU.
 PAUSE = 4
 
 
@@ -34,8 +34,8 @@ class Live(Protocol):
     def finished(self) -> bool:
         """True if the trace is complete."""
 
-    def subscribe(self, callback: Callable[[list[Event]], None], /) -> Callable[[], None]:
-        """Call ``callback`` with all current events, with each new batch, and with [] at the end.
+    def subscribe(self, callback: Callable[[Sequence[Event]], None], /) -> Callable[[], None]:
+        """Call ``callback`` with all current events, with each new batch, and finally with none.
 
         The callback may be called from any thread.
 
@@ -132,7 +132,7 @@ class Worker:
 class Notifier:
     """A thread that calls ``act`` soon after a notification, once for each burst of them.
 
-    The pause grows with the duration of a call, so large pictures are updated less often.
+    The pause grows with the processor time of a call, so large pictures are updated less often.
 
     Args:
         act: called in the notifier's thread.
@@ -141,24 +141,30 @@ class Notifier:
 
     def __init__(self, act: Callable[[], None], period: float) -> None:
         self._act, self._period = act, period
-        self._due, self._closed = threading.Event(), threading.Event()
+        self._due, self._now, self._closed = threading.Event(), threading.Event(), False
         threading.Thread(target=self._work, daemon=True).start()
 
-    def notify(self) -> None:
-        """Request a call of ``act``. Thread-safe, never blocks."""
+    def notify(self, *, now: bool = False) -> None:
+        """Request a call of ``act``, ``now`` without a pause. Thread-safe, never blocks."""
+        if now:
+            self._now.set()
         self._due.set()
 
     def close(self) -> None:
         """Stop the thread."""
-        self._closed.set()
-        self._due.set()
+        self._closed = True
+        self.notify(now=True)
 
     def _work(self) -> None:
         pause = 0.0
-        while not self._closed.wait(pause) and self._due.wait():
-            if self._closed.wait(min(GATHER, self._period)):
+        while True:
+            self._now.wait(pause)
+            self._due.wait()
+            self._now.wait(min(GATHER, self._period))
+            if self._closed:
                 return
             self._due.clear()
-            began = time.monotonic()
+            self._now.clear()
+            began = time.thread_time()
             self._act()
-            pause = max(self._period, PAUSE * (time.monotonic() - began))
+            pause = max(self._period, PAUSE * (time.thread_time() - began))
