@@ -60,10 +60,10 @@ def errors_of(cell: NotebookNode) -> list[str]:
 
 def verdicts(notebook: NotebookNode) -> list[str]:
     """Return the verdicts on the exercises, which are still stubs."""
-    cells = [cell for cell in notebook.cells if "dk.check." in cell.source]
     return [
         o.data["text/plain"]
-        for cell in cells
+        for cell in notebook.cells
+        if "dk.check." in cell.source
         for o in cell.get("outputs", [])
         if o.output_type == "execute_result"
     ]

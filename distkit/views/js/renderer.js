@@ -253,7 +253,7 @@ export class Renderer {
     const [called, op] = [call(bar, this.store), bar.op];
     if (bar.state === "failed") return [`✕ ${op} failed`, `✕ ${op}`, "✕"];
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
-    if (!isOpen(bar)) return [bar.kind === "collective" && bar.nbytes
+    if (!isOpen(bar)) return [["collective", "request"].includes(bar.kind) && bar.nbytes
       ? `${called} ${humanBytes(bar.nbytes)}` : called, called, op];
     const { live, lanes, open: openVerb } = this.store.frame;
     const open = lanes[this.store.lane(bar.i)].died === undefined ? openVerb : "died in";
