@@ -254,16 +254,19 @@ def central_steps() -> Trace:
     whole = partial(collective, dtype="float64")
     for step in range(3):
         for rank in range(3):
-            ready = at + 6 + rank
+            ready = at + 4 + rank
             lines.append(mark(rank, at, ready, "gradients"))
-            lines.append(whole(Op.ALL_GATHER, rank, ready, at + 15, 24))
-        at += 15
+            lines.append(whole(Op.ALL_GATHER, rank, ready, at + 13, 24))
+        at += 13
         if step != 1:
             lines += [whole(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
-            lines.append(mark(0, at + 8, at + 15, "update"))
-            for rank, begin in enumerate((at + 15, at + 8, at + 8)):
-                lines.append(whole(Op.BROADCAST, rank, begin, at + 22, 8192, peer=0))
-            at += 22
+            lines.append(mark(0, at + 8, at + 18, "update"))
+            for rank, begin in enumerate((at + 18, at + 8, at + 8)):
+                lines += [
+                    whole(Op.ALL_GATHER, rank, begin, at + 20, 24),
+                    whole(Op.BROADCAST, rank, at + 20, at + 31, 8192, peer=0),
+                ]
+            at += 31
     return script(3, "three steps", *lines)
 
 
@@ -360,7 +363,7 @@ def two_devices() -> Trace:
     """Two workers with two devices each: one adds on a device, the other compresses its pushes."""
     lines = [
         line
-        for at in (0, 41)
+        for at in (0, 46)
         for worker, parts, nbytes in ((0, "add copy", 65_536), (1, "copy copy add", 4096))
         for line in (
             mark(worker, at, at + 8, "gradients"),
@@ -368,11 +371,11 @@ def two_devices() -> Trace:
                 mark(worker, at + 8 + 5 * n, at + 13 + 5 * n, s)
                 for n, s in enumerate(parts.split())
             ),
-            *_request(Op.PUSH, worker, at + 18 + 5 * worker, at + 32, at + 32, at + 33, 2, nbytes),
-            *_request(Op.PULL, worker, at + 33, at + 34, at + 40, at + 41, 2, 65_536),
+            *_request(Op.PUSH, worker, at + 18 + 5 * worker, at + 37, at + 37, at + 38, 2, nbytes),
+            *_request(Op.PULL, worker, at + 38, at + 39, at + 45, at + 46, 2, 65_536),
         )
     ]
-    updates = mark(2, 34, 39, "update"), mark(2, 75, 80, "update")
+    updates = mark(2, 39, 44, "update"), mark(2, 85, 90, "update")
     names = ("worker 0", "worker"), ("worker 1", "worker"), ("server 0", "server")
     return with_info(
         script(3, "two steps", *sorted([*lines, *updates], key=lambda one: one[2])),

@@ -254,15 +254,14 @@ def strategies(trace: Trace) -> Answers:
     changed = work(trace, "update")
     at = changed[0].start
     (meanwhile,) = {s.op for s in trace.spans if s.rank in (1, 2) and s.start <= at < (s.end or at)}
-    mine = [s.op for s in trace.spans if s.rank == 1]
-    began = [n for n, op in enumerate(mine) if op is Op.MARK]
-    steps = [mine[a:b] for a, b in pairwise([*began, len(mine)])]
+    starts = [s.start for s in calls(trace, Op.MARK, 1)]  # of the steps
+    reduced = {sum(start < s.start for start in starts) for s in calls(trace, Op.REDUCE, 1)}
     return (
         *(title for op, title in titles.items() if op in ops),
         f"rank {changed[0].rank}",
         f"they wait in `{meanwhile}`",
         len(changed),
-        *(ORDINALS[n] for n, step in enumerate(steps) if Op.REDUCE not in step),
+        *(ordinal for n, ordinal in enumerate(ORDINALS, 1) if n not in reduced),
     )
 
 
