@@ -33,7 +33,7 @@ def _null_steps() -> list[Row]:
     return [
         Row(
             "null steps, 16 servers",
-            f"{nbytes / 1e6:g} MB, {workers} workers",
+            f"{nbytes / 1e6:g} MB, {count(workers, 'worker')}",
             "s",
             published,
             start
@@ -97,7 +97,7 @@ def _p2() -> list[Row]:
     return [
         Row(
             "p2.8xlarge, Inception-v3",
-            f"{gpus} GPUs, {servers} servers",
+            f"{gpus} GPUs, {count(servers, 'server')}",
             "images/s",
             x,
             BATCH * gpus / (compute + sigma * slowest(gpus)),
