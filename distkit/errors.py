@@ -106,13 +106,15 @@ class RunError(DistkitError):
 class RankError(RunError):
     """The function raised on a rank.
 
-    ``rank`` is the first rank that raised, ``line`` its ``file:line``, and
-    ``traceback`` the remote traceback as text.
+    ``rank`` is the first rank that raised, ``line`` its ``file:line``, ``exception`` the type and
+    text of its exception, and ``traceback`` the remote traceback as text.
     """
 
-    def __init__(self, message: str, *, rank: int, line: str = "", traceback: str = "") -> None:
+    def __init__(
+        self, message: str, *, rank: int, line: str = "", exception: str = "", traceback: str = ""
+    ) -> None:
         super().__init__(message)
-        self.rank, self.line, self.traceback = rank, line, traceback
+        self.rank, self.line, self.exception, self.traceback = rank, line, exception, traceback
 
 
 class RankDied(RankError):

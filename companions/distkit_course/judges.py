@@ -133,8 +133,8 @@ def _describe(error: RunError, answer: Answer) -> str:
         return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
-    if mistake := re.search(r"^WrongAnswer: (.+)", str(error), re.MULTILINE):
-        return mistake[1]
+    if error.exception.startswith("WrongAnswer: "):  # raised by the judge's program
+        return error.exception.removeprefix("WrongAnswer: ")
     files = [f for where in ("*.py", "content/*.py") for f in Path(__file__).parent.glob(where)]
     course_files = {line_label(f"{file}:1").rpartition(":")[0] for file in files}
     frames = "".join(

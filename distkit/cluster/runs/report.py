@@ -264,7 +264,7 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
-    return RankError("\n".join(parts), rank=rank, line=line, traceback=text)
+    return RankError("\n".join(parts), rank=rank, line=line, exception=description, traceback=text)
 
 
 def _user_line(frames: list[Frame]) -> str:
