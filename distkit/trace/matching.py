@@ -208,7 +208,9 @@ class Pairs:
     ``collective_count``. These arrays have one element per message: ``send`` and ``recv``
     (operations, -1: none), ``sent`` and ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks),
     ``nbytes``, ``described_by`` (an operation), ``is_started`` (False: its ranks are paused before
-    it), ``is_reply``, and ``p2p`` (False: a request or a reply; these are last).
+    it), ``is_partial`` (a completed request whose arrival is not in the trace, for example because
+    the trace begins later), ``is_reply``, and ``p2p`` (False: a request or a reply; these are
+    last).
 
     Args:
         ops: the operations to pair.
@@ -223,8 +225,7 @@ class Pairs:
         begun = np.zeros(ops.match_count, bool)
         begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
         send, recv, request = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
-        counted = np.arange(ops.match_count) >= ops.named
-        unnamed = np.flatnonzero(counted & ((send >= 0) | (recv >= 0)))
+        unnamed = ops.named + np.flatnonzero(((send >= 0) | (recv >= 0))[ops.named :])
         peer = ops.each(-1 if k.peer is None else k.peer for k in ops.categories)
         requested = np.flatnonzero(begun & (request >= 0))
         requested = requested[peer[request[requested]] >= 0]
@@ -254,6 +255,7 @@ class Pairs:
         unreceived = (recv < 0) | (self.p2p & failed[recv])
         self.received = np.where(unreceived, np.nan, ops.end[recv])
         is_request = (send >= 0) & request[send]
+        self.is_partial = is_request & (recv < 0) & (ops.ended & ~failed)[send]
         self.described_by = np.where(
             (recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv)
         )

@@ -26,6 +26,7 @@ from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
+from distkit.views import Timeline
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import to_svg
 
@@ -156,6 +157,13 @@ def test_bars_of_one_row_do_not_overlap(trace):
 def test_arrows_agree_with_the_trace(name):
     trace = TRACES[name]()
     assert drawn_messages(Columns(trace).picture()) == sent_messages(trace)
+
+
+@FEW
+@given(st.integers(0, len(parameter_server())))
+def test_requests_that_begin_before_the_trace_are_not_lost(begin):
+    later = Trace(parameter_server()[begin:], parameter_server().info)
+    assert all(arrow["received"] is not None for arrow in Timeline(later)._drawn()["arrows"])
 
 
 def test_unfinished_operations_are_open_and_in_the_notices():

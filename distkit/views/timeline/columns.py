@@ -99,7 +99,9 @@ class Columns:
     def arrows_of(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at any of these operations."""
         known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
-        arrows: Ints = np.flatnonzero(pairs.is_started & (known[pairs.send] | known[pairs.recv]))
+        arrows: Ints = np.flatnonzero(
+            pairs.is_started & ~pairs.is_partial & (known[pairs.send] | known[pairs.recv])
+        )
         return arrows
 
     def _bar(self, i: int) -> Json:
