@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from itertools import product
 from typing import Any
@@ -14,6 +14,17 @@ from distkit.algorithms.rounds import Round, count_contributions
 from distkit_course.judges import Calls, call_answer, same
 from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnswer
 from distkit_simulation.network import Link
+
+
+def known(*mistakes: tuple[Answer, str], otherwise: str = "") -> Callable[..., str]:
+    """Explain a result that equals that of a wrong formula."""
+
+    def why(returned: Any, expected: Any, *case: Any) -> str:
+        found = (words for formula, words in mistakes if same(returned, formula(*case)))
+        return next(found, otherwise)
+
+    return why
+
 
 # -- 02: the ring ------------------------------------------------------------------------------
 
@@ -58,13 +69,17 @@ def crossover(n: int, alpha: float, beta: float) -> float:
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
 
-def _why_crossover(returned: Any, expected: float, n: int, alpha: float, beta: float) -> str:
-    ring, tree = n - 1, math.ceil(math.log2(n))
-    if same(returned, alpha * (ring - tree) / (beta * tree)):
-        return "the ring also sends bytes: (n-1)/n of the tensor, twice"
-    if same(returned, alpha * (ring - tree) / (beta * (tree - ring))):
-        return "each message of the ring contains only one chunk: K/n"
-    return "set the two formulas equal and solve for K"
+_why_crossover = known(
+    (
+        lambda n, a, b: a * (n - 1 - _lg(n)) / (b * _lg(n)),
+        "the ring also sends bytes: (n-1)/n of the tensor, twice",
+    ),
+    (
+        lambda n, a, b: a * (n - 1 - _lg(n)) / (b * (_lg(n) - n + 1)),
+        "each message of the ring contains only one chunk: K/n",
+    ),
+    otherwise="set the two formulas equal and solve for K",
+)
 
 
 # -- 17: a schedule ----------------------------------------------------------------------------
@@ -205,10 +220,10 @@ def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
     return parameters * (12 - sharded + sharded / ranks)
 
 
-def _why_bytes(returned: Any, expected: float, parameters: int, ranks: int, stage: int) -> str:
-    if same(returned, parameters * 12):
-        return "that is DDP, which keeps everything on every rank"
-    return "stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters"
+_why_bytes = known(
+    (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
+    otherwise="stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters",
+)
 
 
 def bubble(ranks: int, microbatches: int) -> float:
@@ -216,10 +231,10 @@ def bubble(ranks: int, microbatches: int) -> float:
     return (ranks - 1) / (microbatches + ranks - 1)
 
 
-def _why_bubble(returned: Any, expected: float, ranks: int, microbatches: int) -> str:
-    if same(returned, (ranks - 1) / microbatches):
-        return "that is idle time over busy time: divide by the total time"
-    return "the last rank begins p-1 steps late, and is busy for m steps"
+_why_bubble = known(
+    (lambda p, m: (p - 1) / m, "that is idle time over busy time: divide by the total time"),
+    otherwise="the last rank begins p-1 steps late, and is busy for m steps",
+)
 
 
 def whole_loss(losses: list[float], rows: list[int]) -> float:
@@ -227,12 +242,17 @@ def whole_loss(losses: list[float], rows: list[int]) -> float:
     return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
 
 
-def _why_loss(returned: Any, expected: float, losses: list[float], rows: list[int]) -> str:
-    if same(returned, sum(losses) / len(losses)):
-        return "this is the mean of means: a small micro-batch counts as much as a large one"
-    if same(returned, expected * sum(rows)):
-        return "this is a sum over all rows: divide by the number of rows"
-    return "this is the sum of the means" if same(returned, sum(losses)) else ""
+_why_loss = known(
+    (
+        lambda losses, rows: sum(losses) / len(losses),
+        "this is the mean of means: a small micro-batch counts as much as a large one",
+    ),
+    (
+        lambda losses, rows: whole_loss(losses, rows) * sum(rows),
+        "this is a sum over all rows: divide by the number of rows",
+    ),
+    (lambda losses, rows: sum(losses), "this is the sum of the means"),
+)
 
 
 # -- 19: GPU ranks -----------------------------------------------------------------------------
@@ -243,16 +263,83 @@ def ranks_that_fit(memory: float, context: float, parameters: int, activations: 
     return int(memory // (context + 16 * parameters + activations))
 
 
-def _why_fit(
-    returned: Any, expected: int, memory: float, context: float, parameters: int, activations: float
-) -> str:
-    if returned == memory // (16 * parameters + activations):
-        return "each process has its own context"
-    if returned == memory // (context + 4 * parameters + activations):
-        return "Adam keeps a gradient and two moments for each weight"
-    return (
-        "the number of ranks is a whole number: round down" if same(returned, expected + 1) else ""
-    )
+_why_fit = known(
+    (lambda m, c, p, a: m // (16 * p + a), "each process has its own context"),
+    (
+        lambda m, c, p, a: m // (c + 4 * p + a),
+        "Adam keeps a gradient and two moments for each weight",
+    ),
+    (
+        lambda m, c, p, a: ranks_that_fit(m, c, p, a) + 1,
+        "the number of ranks is a whole number: round down",
+    ),
+)
+
+
+# -- 20: a layout --------------------------------------------------------------------------------
+
+
+def bytes_per_gpu(parameters: int, dp: int, pp: int, tp: int) -> float:
+    """Each GPU has 1/(pp·tp) of the parameters; only the optimizer's 12 bytes are divided by dp."""
+    return parameters / (pp * tp) * (6 + 12 / dp)
+
+
+_why_layout = known(
+    (lambda n, dp, pp, tp: n / (pp * tp) * 18, "ZeRO-1 divides the optimizer's 12 bytes by dp"),
+    (
+        lambda n, dp, pp, tp: n / (pp * tp * dp) * 18,
+        "ZeRO-1 divides only the optimizer's state by dp: each copy has all weights and gradients",
+    ),
+    (lambda n, dp, pp, tp: n / pp * (6 + 12 / dp), "the tp ranks of a stage share each layer"),
+)
+
+
+# -- 21: compilation -----------------------------------------------------------------------------
+
+
+def steps_to_pay_off(first: float, eager: float, compiled: float) -> float:
+    """The smallest n with first + (n - 1) · compiled ≤ n · eager."""
+    return math.ceil((first - compiled) / (eager - compiled)) if compiled < eager else math.inf
+
+
+_why_steps = known(
+    (
+        lambda first, eager, compiled: math.ceil(first / abs(eager - compiled or 1)),
+        "the first compiled step is also a step: n - 1 steps follow it",
+    ),
+    (
+        lambda first, eager, compiled: math.ceil((first - eager) / abs(eager - compiled or 1)),
+        "count the first step as well: the eager program needs n steps",
+    ),
+    (
+        lambda first, eager, compiled: math.ceil((first - compiled) / (eager - compiled or 1)),
+        "if the compiled step is not faster, compilation never pays off: math.inf",
+    ),
+)
+
+
+# -- 22: a coordinator ---------------------------------------------------------------------------
+
+
+def functions_per_worker(seconds: list[float], functions: int) -> list[int]:
+    """Worker w could begin at each multiple of seconds[w]; the earliest begins are used."""
+    begins = sorted((k * s, w) for w, s in enumerate(seconds) for k in range(functions))
+    workers = [w for _, w in begins[:functions]]
+    return [workers.count(w) for w in range(len(seconds))]
+
+
+_why_functions = known(
+    (
+        lambda seconds, functions: [functions // len(seconds)] * len(seconds),
+        "those are equal shares: a fast worker is idle more often",
+    ),
+    (
+        lambda seconds, functions: [
+            round(functions / s / sum(1 / other for other in seconds)) for s in seconds
+        ],
+        "those are the shares of a long run: simulate which worker is idle next",
+    ),
+)
 
 
 # -- the exercises -----------------------------------------------------------------------------
@@ -537,6 +624,84 @@ TASKS: list[Task] = [
             (lambda m, c, p, a: int(m // (16 * p + a)), "each process has its own context"),
             (lambda m, c, p, a: int(m // (c + 4 * p + a)), "Adam keeps a gradient and two moments"),
             (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "a whole number: round down"),
+        ),
+    ),
+    Task(
+        "bytes_per_gpu",
+        "bytes_per_gpu(parameters, dp, pp, tp)",
+        "return the bytes of weights, gradients and optimizer state on a GPU, with ZeRO-1",
+        "For each parameter there are 2 bytes for the weight, 4 for the gradient, and 12 for the "
+        "optimizer.\nZeRO-1 divides only the optimizer's state among the dp copies. Ignore the "
+        "embeddings.",
+        bytes_per_gpu,
+        (
+            "Which part of the parameters does a GPU have? dp does not change it.",
+            "6 bytes for each of these parameters, and 12 / dp bytes for the optimizer.",
+        ),
+        _calls(
+            bytes_per_gpu, _why_layout, [(10**9, 4, 2, 8), (400 * 10**9, 180, 7, 8), (64, 1, 1, 1)]
+        ),
+        (
+            (lambda n, dp, pp, tp: n / (pp * tp) * 18, "ZeRO-1 divides the optimizer's 12 bytes"),
+            (lambda n, dp, pp, tp: n / (pp * tp * dp) * 18, "each copy has all weights"),
+            (lambda n, dp, pp, tp: n / pp * (6 + 12 / dp), "the tp ranks of a stage share"),
+        ),
+    ),
+    Task(
+        "steps_to_pay_off",
+        "steps_to_pay_off(first, eager, compiled)",
+        "return after how many steps a compiled program has taken no longer than the eager one",
+        "The first compiled step takes first seconds, and each later one takes compiled seconds. "
+        "Each step of the\neager program takes eager seconds. Return math.inf if compilation "
+        "never pays off.",
+        steps_to_pay_off,
+        (
+            "How long do n steps take, with and without compilation?",
+            "n is the smallest whole number with first + (n - 1) · compiled ≤ n · eager.",
+        ),
+        _calls(
+            steps_to_pay_off, _why_steps, [(101.0, 10.0, 5.0), (30.0, 0.25, 0.125), (9.0, 2.0, 3.0)]
+        ),
+        (
+            (lambda f, e, c: math.ceil(f / (e - c)), "n - 1 steps follow it"),
+            (lambda f, e, c: math.ceil((f - e) / (e - c)), "the eager program needs n steps"),
+            (lambda f, e, c: math.ceil((f - c) / (e - c)), "never pays off: math.inf"),
+            (lambda f, e, c: (f - c) / (e - c), "it returns 19.2; expected 20"),
+        ),
+    ),
+    Task(
+        "functions_per_worker",
+        "functions_per_worker(seconds, functions)",
+        "return how many functions each worker runs, as a list",
+        "Worker w takes seconds[w] for each function. An idle worker immediately gets the next "
+        "function.\nIf several are idle, the one with the lowest number gets it.",
+        functions_per_worker,
+        (
+            "When is each worker idle again? The next function goes to the one that is idle first.",
+            "Keep a list of these times. In a loop over the functions, find its smallest element, "
+            "and add seconds[w] to it.",
+        ),
+        _calls(
+            functions_per_worker,
+            _why_functions,
+            [
+                ([0.25, 1.0], 10),
+                ([0.25, 1.0], 7),
+                ([0.5, 0.5, 0.75], 8),
+                ([3.0, 1.0, 2.0], 4),
+                ([2.0], 3),
+            ],
+        ),
+        (
+            (lambda seconds, n: [n // len(seconds)] * len(seconds), "those are equal shares"),
+            (
+                lambda seconds, n: [round(n / s / sum(1 / t for t in seconds)) for s in seconds],
+                "those are the shares of a long run",
+            ),
+            (
+                lambda seconds, n: functions_per_worker(seconds, n)[::-1],
+                "it returns [2, 8]; expected [8, 2]",
+            ),
         ),
     ),
 ]

@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from distkit.algorithms.all_reduce.ring import schedule as ring
 from distkit.algorithms.catalog import PIPELINES
 from distkit_course import values
-from distkit_course.content.models import broadcast_seconds, chunk_sent, crossover, order_1f1b
+from distkit_course.content.models import (
+    broadcast_seconds,
+    bytes_per_gpu,
+    chunk_sent,
+    crossover,
+    order_1f1b,
+)
 from distkit_course.content.parameter_server import STEPS, trained
 from distkit_course.judges import judged
 from distkit_course.task import Criterion, Verdict
-from distkit_simulation import cost
+from distkit_simulation import cost, job, parallel
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import finish_times
 
@@ -32,8 +38,7 @@ def test_staleness_bound_is_the_smallest_that_avoids_waiting(step: int, pause: i
     waited, ahead = trained(bound, step, pause)
     assert waited == 0 and ahead == min(bound, ahead)
     if 0 < bound < STEPS - 10:
-        assert trained(bound - 1, step, pause)[0] > 0
-        assert ahead == bound
+        assert trained(bound - 1, step, pause)[0] > 0 and ahead == bound
 
 
 # -- models --------------------------------------------------------------------------------
@@ -64,6 +69,16 @@ def test_crossover_equals_the_cost_formulas(n: int) -> None:
 def test_ring_chunks_equal_the_schedule(n: int) -> None:
     for step, one in enumerate(ring(n)):
         assert one.chunk.tolist() == [chunk_sent(int(rank), step, n) for rank in one.src]
+
+
+@given(st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 2, 4]))
+def test_bytes_per_gpu_equal_the_simulated_memory(dp: int, pp: int, tp: int) -> None:
+    model, layout = parallel.Transformer.gpt(12, 768, 12), parallel.Layout(dp=dp, pp=pp, tp=tp)
+    memory = job.Job(model, layout, job.A100, batch=10, sequence=512, zero=1).stage_memory(0)
+    assert math.isclose(
+        bytes_per_gpu(model.layers * model.layer, dp, pp, tp),
+        memory["parameters"] + memory["gradients"] + memory["optimizer"],
+    )
 
 
 # -- time ----------------------------------------------------------------------------------
