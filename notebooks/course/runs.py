@@ -437,22 +437,22 @@ def eager_and_compiled() -> Trace:
 
 
 def scheduled_functions() -> Trace:
-    """Nine functions on two workers; one dies at the end of a function, and is replaced."""
-    died, again = 52.0, 70.0
-    fast = [(1, n, 4.0 + 10 * i, 14.0 + 10 * i) for i, n in enumerate((0, 2, 3, 5, 6, 7, 8))]
-    slow = [(2, 1, 4.0, 28.0), (2, 4, 28.0, died), (2, 4, again, again + 24)]
-    lines, version, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], 0, 3
+    """Seven functions on two workers; one dies at the end of a function, and is replaced."""
+    died = 68.0
+    fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6, 4))]
+    slow = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died)]
+    lines, done, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
     for worker, n, begin, end in sorted([*fast, *slow], key=lambda run: run[-1]):
         lines += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
         lines += [mark(worker, begin + 2, end, f"function {n}")]
         lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
-        if (worker, begin) != (2, again):
-            version += 1
-            facts = {"key": "w", "version": version, "workers": (worker,), "late": (0,)}
+        if n not in done:
+            done.append(n)
+            facts = {"key": "w", "version": len(done), "workers": (worker,), "late": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
-    lines += [mark(2, died, again, "replaced: it was killed")]
-    lines += _request(Op.PULL, 0, again + 25, again + 26, again + 26, again + 27)
-    trace = script(4, "nine functions", *sorted(lines, key=lambda one: one[2]))
+    lines += [mark(2, died, died + 24, "replaced: it was killed")]
+    lines += _request(Op.PULL, 0, died + 23, died + 24, died + 24, died + 25)
+    trace = script(4, "seven functions", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
     replaced = [Replacement(2, "worker 2", "it was killed", died * MS)]
