@@ -66,8 +66,7 @@ def ranks(numbers: Any) -> str:
 
 def welcome(trace: Trace) -> Answers:
     marks = work(trace)
-    last = marks[-1].rank
-    first = min(calls(trace, Op.RECV, last), key=lambda s: s.end or 0)
+    first = min(calls(trace, Op.RECV, marks[-1].rank), key=lambda s: s.end or 0)
     return (
         f"rank {marks[0].rank}",
         len(trace.messages),
@@ -79,11 +78,10 @@ def welcome(trace: Trace) -> Answers:
 
 def messages(trace: Trace) -> Answers:
     first, second = calls(trace, Op.SEND, 0)
-    receiver_first = calls(trace, Op.RECV, 2)[0].start < second.start
     return (
         f"rank {first.peer}",
         human_seconds(first.seconds or 0.0),
-        "the receiver" if receiver_first else "the sender",
+        "the receiver" if calls(trace, Op.RECV, 2)[0].start < second.start else "the sender",
         sum(m.received is not None for m in trace.messages),
         f"{ranks(stuck(trace))} wait for each other",
     )
@@ -91,13 +89,12 @@ def messages(trace: Trace) -> Answers:
 
 def ring(trace: Trace) -> Answers:
     sent = calls(trace, Op.SEND, 0)
-    reducing = sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(6))
     return (
         len(sent),
         sent[0].nbytes,
         len({s.peer for s in sent}),
         f"{sum(s.nbytes for s in sent):,}",
-        reducing,
+        sum(bool(t.reduce) for t in ALL_REDUCES["ring"].schedule(6)),
     )
 
 
@@ -369,11 +366,10 @@ def compiled(trace: Trace) -> Answers:
     during = {
         s.op for s in trace.spans if s.rank == eager and s.start <= second.start < (s.end or 0)
     }
-    breaks = len({s.label for s in work(trace, "graph")}) - 1
     waits = [theirs.start > own.start for own, theirs in zip(mine, others, strict=True)]
     return (
         f"rank {second.rank}",
-        ("none", "one", "two", "three")[breaks],
+        ("none", "one", "two", "three")[len({s.label for s in work(trace, "graph")}) - 1],
         *(f"it waits in `{op}`" for op in during),
         human_seconds(round(others[-1].start - mine[-1].start, 9)),
         "not at all" if all(waits[1:]) else "8 ms",

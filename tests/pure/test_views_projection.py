@@ -26,7 +26,6 @@ from distkit.trace.columns import Table
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.log import EventLog
 from distkit.trace.trace import Trace
-from distkit.views import Timeline
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import to_svg
 
@@ -163,7 +162,7 @@ def test_arrows_agree_with_the_trace(name):
 @given(st.integers(0, len(parameter_server())))
 def test_requests_that_begin_before_the_trace_are_not_lost(begin):
     later = Trace(parameter_server()[begin:], parameter_server().info)
-    assert all(arrow["received"] is not None for arrow in Timeline(later)._drawn()["arrows"])
+    assert all(arrow["received"] is not None for arrow in Columns(later).picture()["arrows"])
 
 
 def test_unfinished_operations_are_open_and_in_the_notices():
@@ -175,8 +174,9 @@ def test_unfinished_operations_are_open_and_in_the_notices():
         (2, "all_reduce"),
         (3, "recv"),
     ]
-    assert "still in all_reduce: rank 0, rank 1, rank 2" in picture["notices"]
-    assert "still in recv: rank 3" in picture["notices"]
+    assert {"still in all_reduce: rank 0, rank 1, rank 2", "still in recv: rank 3"} <= {
+        *picture["notices"]
+    }
     assert any(notice.startswith("1,203 events dropped") for notice in picture["notices"])
 
 
@@ -238,8 +238,7 @@ def test_computation_during_an_asynchronous_call_is_not_communication():
 
 def test_omitted_operations_are_counted():
     picture = Columns(big(160), 30, live=True).picture()
-    assert len(picture["bars"]) == 30 and picture["operations"] == 160
-    assert picture["collectives"] == 20
+    assert (len(picture["bars"]), picture["operations"], picture["collectives"]) == (30, 160, 20)
     assert "the first 30 of 160 operations are drawn; the totals include all" in picture["notices"]
 
 
