@@ -600,15 +600,15 @@ def _why_round(returned: Any, expected: float, arrivals: list[float], backup: in
     return "it drops one too many" if inside else ""
 
 
-#: Pushes of two workers: repeated ones, equal numbers, settled numbers, late ones; then in any
-#: order, and repeated with another settled number.
+#: Pushes of two workers: repeated ones, equal numbers, copies of pushes from before the list, late
+#: ones; then in any order, and repeated with another settled number.
 _PUSHES = [
     ([(0, 1, 0), (0, 1, 0)],),
     ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
-    ([(0, 1, 0), (0, 3, 3), (0, 2, 0), (1, 1, 0), (0, 3, 3), (0, 4, 3)],),
+    ([(0, 7, 5), (0, 9, 9), (0, 8, 5), (1, 7, 5), (0, 9, 9), (0, 10, 9)],),
     ([(0, 1, 0), (0, 3, 0), (0, 2, 0), (0, 1, 0)],),
-    ([(0, 3, 3), (0, 2, 0), (0, 1, 0)],),
-    ([(0, 5, 0), (0, 5, 4), (0, 3, 0)],),
+    ([(0, 9, 9), (0, 8, 5), (0, 7, 5)],),
+    ([(0, 9, 5), (0, 9, 8), (0, 7, 5)],),
 ]
 
 
@@ -623,7 +623,9 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
     if again := [p for p in returned if applied.count(p[:2]) > 1]:
         return f"{again[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
-    return f"{late[0]} is below its worker's highest settled value" if late else ""
+    return (
+        f"{late[0]} is below its worker's highest settled: it was applied earlier" if late else ""
+    )
 
 
 def _why_two_bit(
@@ -763,8 +765,9 @@ TASKS: list[Task] = [
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
         "may\narrive in any order, and several times. The worker already has the answers to all "
-        "its pushes with\na number below settled, so do not apply them. (The list may begin in the "
-        "middle of a run.)",
+        "its pushes with\na number below settled. The list begins in the middle of a run: if it "
+        "contains such a push for\nthe first time, the push was applied before the list began, and "
+        "must not be applied again.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
@@ -780,7 +783,7 @@ TASKS: list[Task] = [
             ),
             (
                 lambda pushes: [*dict.fromkeys(pushes)],
-                "(0, 2, 0) is below its worker's highest settled value",
+                "(0, 8, 5) is below its worker's highest settled: it was applied earlier",
             ),
             (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
             (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from distkit.events import Op, State
-from distkit.trace.info import ClockOffset, RankEnd, RankInfo, Replacement
+from distkit.trace.info import ClockOffset, Consistency, RankEnd, RankInfo, Replacement
 from distkit.trace.trace import Trace
 from distkit_simulation.job import H100, Job
 from distkit_simulation.network import Link, Network
@@ -149,11 +149,11 @@ def joined_ranks() -> Trace:
     batches, lines, now = (2, 4, 1), list[Line](), 0
     for step in range(max(batches)):
         for rank, own in enumerate(batches):
-            begin = now + 1 + 8 * (step < own)
-            lines.append(all_reduce(rank, now, now + 1, 4))
+            begin = now + 8 * (step < own)
             if step < own:
-                lines.append(mark(rank, now + 1, begin, f"batch {step}"))
-            lines.append(all_reduce(rank, begin, now + 11, 4096))
+                lines.append(mark(rank, now, begin, f"batch {step}"))
+            lines.append(all_reduce(rank, begin, now + 9, 4))
+            lines.append(all_reduce(rank, now + 9, now + 11, 4096))
         now += 11
     lines += [all_reduce(rank, now, now + 1, 4) for rank in range(3)]
     return script(3, "one epoch", *lines)
@@ -298,7 +298,7 @@ def counted_to_the_end() -> Trace:
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
     ends = {dead: RankEnd("died", "it was killed")}
-    return with_info(trace, ranks=ranks, ends=ends)
+    return with_info(trace, ranks=ranks, ends=ends, consistency=Consistency("dist_sync"))
 
 
 def _request(

@@ -228,9 +228,7 @@ def _updates_and_deaths(
     for ending in node_ends:
         node, time, replaced, how = ending
         if how == "died":
-            details = (
-                "this is its last heartbeat" if replaced is None else "a new process replaces it"
-            )
+            details = "this is its last event" if replaced is None else "a new process replaces it"
             caption = f"{names.get(node, f'rank {node}')} dies"
             yield Keyframe("death", node, node, time, time, ending, caption, details)
 
