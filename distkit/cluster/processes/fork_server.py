@@ -277,7 +277,7 @@ def main(channel_fd: str, prefix: str) -> None:
     adopt_orphans()
     if (pid := os.fork()) == 0:
         ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
-        sys.exit()
+        os._exit(0)  # the kernel waits: Python would first destroy torch's modules, for up to 1 s
     os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
