@@ -20,7 +20,6 @@ from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
-from distkit.cluster.runs.ranks import Ranks
 from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
@@ -197,7 +196,6 @@ class Cluster:
         self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None
-        self._ranks: Ranks  # the latest run's
         #: The latest stepper, for example of a ``%%ranks --step`` cell.
         self.stepper: Stepper | None = None
         self._submitting = threading.Lock()
@@ -342,7 +340,7 @@ class Cluster:
             is_cell, record = isinstance(fn, Cell), options.get("record", True)
             try:
                 ranks = self._ranks = self._supervisor.fork(
-                    self._runs, cell=is_cell, recording=record
+                    self._runs, payload, cell=is_cell, recording=record
                 )
                 conductor = Conductor(
                     name,

@@ -110,14 +110,11 @@ class Engines(Ranks):
             self.usable = False
 
     def _on_exit(self, rank: int, child: Child, status: int) -> None:
-        self._mark_unusable()
+        if self.usable:
+            self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
         if child is self._controller and self.run is not None and not self.run.finished:
             self.run.abandon("ipyparallel's controller, which delivers cells, exited. Run it again")
         super()._on_exit(rank, child, status)
-
-    def _mark_unusable(self) -> None:
-        if self.usable:
-            self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
         """Terminate all processes, including the controller."""

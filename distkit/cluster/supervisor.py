@@ -83,8 +83,8 @@ class Supervisor:
 
     # -- running ----------------------------------------------------------------
 
-    def fork(self, number: int, *, cell: bool, recording: bool) -> Ranks:
-        """Return the ranks for a run: new processes, or the engines for a cell.
+    def fork(self, number: int, payload: bytes, *, cell: bool, recording: bool) -> Ranks:
+        """Return the ranks for a run of a pickled call: new processes, or the engines for a cell.
 
         Raises:
             StartError: the processes cannot be started.
@@ -97,6 +97,8 @@ class Supervisor:
             )
         if cell:
             return self.start_engines()
+        for host in self.hosts:
+            host.server.prepare(payload)
         ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
         ranks.start(recording=recording)
         return ranks

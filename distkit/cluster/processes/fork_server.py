@@ -44,21 +44,21 @@ from distkit.cluster.processes.descendants import (
 )
 from distkit.errors import DistkitError
 
-#: Modules that children import lazily, which can take seconds: optimizers and
-#: DistributedDataParallel import the first one. The fork server imports a module after the first
-#: run that needed it, and imports the first one as soon as it is idle.
-LATE_MODULES = (
-    "torch._dynamo",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "distkit.demos",
-    "distkit.kvstore.client.worker",
-    "distkit.kvstore.transport.node",
-)
+#: Modules that children import lazily, which can take seconds, each with a name that calls of such
+#: children contain: optimizers and DistributedDataParallel import the first one. The fork server
+#: imports a module before a call that contains its name, or after the first run that needed it.
+LATE_MODULES = {
+    "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
+    "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
+    "torch.distributed.fsdp": rb"torch.distributed.fsdp",
+    "torch.distributed.tensor": rb"torch.distributed.tensor",
+    "distkit.demos": rb"distkit.demos",
+    "distkit.kvstore.client.worker": rb"kvstore",
+    "distkit.kvstore.transport.node": rb"kvstore",
+}
 
-#: Interval of checks that the parent is alive [s]; number of intervals until it counts as idle.
-INTERVAL, IDLE_INTERVALS = 0.5, 4
+#: Interval of checks that the parent is alive [s].
+INTERVAL = 0.5
 
 
 @dataclass
@@ -92,14 +92,10 @@ class ForkServer:
 
     def serve(self) -> None:
         """Execute the kernel's commands until it exits, then kill all descendants."""
-        idle = 0
         try:
             while os.getppid() == self.parent:
                 channel_fd, sources = self.channel.fileno(), [self.wakeup, self.requests]
                 ready, _, _ = select.select([channel_fd, *sources], [], [], INTERVAL)
-                idle = 0 if ready or self.children else idle + 1
-                if idle == IDLE_INTERVALS and "torch" in sys.modules:
-                    self.late.add(LATE_MODULES[0])
                 if self.requests in ready:
                     self.late.update(os.read(self.requests, 4096).decode().split())
                 while self.late and not self.children:
@@ -250,10 +246,9 @@ class LateImports(MetaPathFinder):
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Ask the fork server to import the module, if it is one of ``LATE_MODULES``."""
-        if name in LATE_MODULES:
-            with suppress(OSError):  # the user's function may have replaced the file
-                if os.path.samestat(os.fstat(self.fd), self.pipe):
-                    os.write(self.fd, f"{name}\n".encode())
+        with suppress(OSError):  # the user's function may have replaced the file
+            if name in LATE_MODULES and os.path.samestat(os.fstat(self.fd), self.pipe):
+                os.write(self.fd, f"{name}\n".encode())
 
 
 def _redirect(path: str) -> None:

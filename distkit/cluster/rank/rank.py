@@ -198,8 +198,9 @@ class Rank:
                 except LeaveFunction as reason:
                     value, outcome.remark = None, str(reason)
                 outcome.result_type = type(value).__name__
-                raw = options.get("raw", False)
-                outcome.result = memoryview(value).tobytes() if raw else _dump_result(value)
+                outcome.result = (
+                    memoryview(value).tobytes() if options.get("raw") else _dump_result(value)
+                )
         except BaseException as error:
             self._error = error
             outcome.error = describe(

@@ -353,8 +353,9 @@ class Conductor:
     def _begin_process(self, node: int, how: str, began: float) -> None:
         """Record that a new process of this node starts, and how the previous one exited."""
         self.live.begin_process(node)
-        name = self.live.info.ranks[node].name
-        self.replacements.append(Replacement(node, name, how, self.live.clock(began)))
+        self.replacements.append(
+            Replacement(node, self.live.info.ranks[node].name, how, self.live.clock(began))
+        )
 
     # -- conclusion ----------------------------------------------------------------
 

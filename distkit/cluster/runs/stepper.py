@@ -325,8 +325,7 @@ class Stepper:
     def _is_ending(self) -> bool:
         """Return True if all ranks have ended, one has failed, or the run is deadlocked."""
         run = self._conductor
-        over = not run.waiting or run.failed
-        return over or (self._is_deadlocked() and not run.wait_forever)
+        return not run.waiting or run.failed or (self._is_deadlocked() and not run.wait_forever)
 
     def _is_deadlocked(self) -> bool:
         """Return True if some ranks are blocked, and no other rank can unblock them."""
