@@ -7,6 +7,8 @@ This machine's client, :func:`server`, starts on first use, and all clusters use
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import os
 import pickle
@@ -332,6 +334,8 @@ def server() -> LocalForkClient:
             _server = LocalForkClient()
             # finalizers run in reverse order at exit: clusters close before their fork server
             weakref.finalize(_server, _server.close)
+            # otherwise Python examines torch's objects for a second before it exits
+            atexit.register(gc.freeze)
         return _server
 
 
