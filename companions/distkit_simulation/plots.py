@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Number of sizes for which predictions are drawn.
-POINTS = 60
+POINTS = 33
 
 
 @figures.style()
