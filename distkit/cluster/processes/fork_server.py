@@ -46,7 +46,8 @@ from distkit.errors import DistkitError
 
 #: Modules that children import lazily, which can take seconds, each with a name that calls of such
 #: children contain: optimizers and DistributedDataParallel import the first one. The fork server
-#: imports a module before a call that contains its name, or after the first run that needed it.
+#: imports a module before a call that contains its name, after the first run that needed it, or
+#: once it has been idle for some time: the first one.
 LATE_MODULES = {
     "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
     "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
@@ -57,8 +58,8 @@ LATE_MODULES = {
     "distkit.kvstore.transport.node": rb"kvstore",
 }
 
-#: Interval of checks that the parent is alive [s].
-INTERVAL = 0.5
+#: Interval of checks that the parent is alive [s]; number of intervals until it counts as idle.
+INTERVAL, IDLE_INTERVALS = 0.5, 4
 
 
 @dataclass
@@ -92,10 +93,14 @@ class ForkServer:
 
     def serve(self) -> None:
         """Execute the kernel's commands until it exits, then kill all descendants."""
+        idle = 0
         try:
             while os.getppid() == self.parent:
                 channel_fd, sources = self.channel.fileno(), [self.wakeup, self.requests]
                 ready, _, _ = select.select([channel_fd, *sources], [], [], INTERVAL)
+                idle = 0 if ready or self.children else idle + 1
+                if idle == IDLE_INTERVALS and "torch" in sys.modules:
+                    self.late.add("torch._dynamo")
                 if self.requests in ready:
                     self.late.update(os.read(self.requests, 4096).decode().split())
                 while self.late and not self.children:

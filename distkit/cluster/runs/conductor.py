@@ -396,9 +396,8 @@ class Conductor:
         def reported(name: str) -> dict[Any, Any]:
             return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
 
-        dropped = {"notebook": self.live.dropped} if self.live.dropped else {}
         self.live.update(
-            dropped=reported("dropped") | dropped,
+            dropped=reported("dropped") | ({"notebook": n} if (n := self.live.dropped) else {}),
             without_values=reported("without_values"),
             unwaited={rank: [*calls] for rank, calls in reported("unwaited").items()},
             unrecorded=reported("unrecorded"),

@@ -62,9 +62,9 @@ def cause(status: int, *, expected: bool = False, log: str = "") -> str:
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
         )
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    larger = _LARGER.search(log)
-    reason = "gloo received {} bytes where {} were expected"
-    return f"{how}: {reason.format(*larger.groups())}" if larger is not None else how
+    if sizes := _LARGER.search(log):
+        how += f": gloo received {sizes[1]} bytes where {sizes[2]} were expected"
+    return how
 
 
 #: gloo's message if it received more than the tensor's size.
@@ -156,8 +156,9 @@ def warn(notices: Sequence[str | Finding], category: type[Warning] = Communicati
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
     head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
     for notice in notices:
-        folded = wrapped(f"{head}{notice}")[len(head) :]
-        warning = category(folded if in_notebook() else str(notice))
+        warning = category(
+            wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)
+        )
         vars(warning)["notice"] = notice  # a notebook shows it as a card
         warnings.warn_explicit(warning, category, file, int(line))
 
@@ -197,8 +198,11 @@ def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
 
 def _precedes(raised: Outcome, error: Failure, death: Outcome, ended: list[Outcome]) -> bool:
     """Return True if an exception cannot be the consequence of a process's exit."""
-    before = ended.index(raised) < ended.index(death)
-    return before and not _is_consequence(error) and error.type != "KVStoreError"
+    return (
+        ended.index(raised) < ended.index(death)
+        and not _is_consequence(error)
+        and error.type != "KVStoreError"
+    )
 
 
 def _is_consequence(error: Failure) -> bool:
@@ -289,10 +293,17 @@ def _user_line(frames: list[Frame]) -> str:
 
 def _traceback(frames: Iterable[Frame]) -> str:
     """Format frames of a rank; only the kernel knows the sources of cells."""
-    entries = []
-    for file, number, function, text in frames:
+    frames = [*frames]
+    for file, *_ in frames:
         linecache.checkcache(file)  # a script may have been edited since its last run
-        source = linecache.getline(file, number).strip() or text
-        label = line_label(f"{file}:{number}").rpartition(":")[0]
-        entries.append((label, number, function, source))
-    return "".join(traceback.format_list(entries))
+    return "".join(
+        traceback.format_list(
+            (
+                line_label(f"{file}:{number}").rpartition(":")[0],
+                number,
+                function,
+                linecache.getline(file, number).strip() or text,
+            )
+            for file, number, function, text in frames
+        )
+    )
