@@ -20,15 +20,15 @@ from distkit.views.scene.summaries import (
 )
 from distkit.views.scene.values import Cell, Head, Table, bounds, norm
 
-#: Maximum numbers of drawn ranks per operation, and of values of all operations.
-MAX_RANKS, MAX_VALUES = 16, 120_000
+#: Maximum numbers of drawn ranks per operation, of values of all operations, and of operations in
+#: the table; the static picture has fewer.
+MAX_RANKS, MAX_VALUES, MAX_STILLS = 16, 120_000, 12
 
 #: Collectives after which all ranks should have equal values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 #: Widths of the scene and of row names, height of a tensor [px].
 WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 100, 120
-MAX_STILLS = 12  # operations in the table; the static picture has fewer
 
 
 def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:

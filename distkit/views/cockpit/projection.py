@@ -19,11 +19,8 @@ from distkit.views.scene.waits import waits
 from distkit.views.timeline.columns import compact
 from distkit.views.widget.live import Steppable
 
-#: Maximum length of a source file shown [characters].
-MAX_SOURCE = 200_000
-
-#: Maximum number of remarks shown.
-MAX_REMARKS = 3
+#: Maximum length of a source file [characters], and maximum number of remarks shown.
+MAX_SOURCE, MAX_REMARKS = 200_000, 3
 
 #: Kinds of findings that repeat the run's error.
 FAILURES = ("raised", "died", "unused_parameter")

@@ -13,11 +13,9 @@ from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
 from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
-#: Maximum number of lanes drawn; a notice reports the others.
-MAX_LANES = 256
-
-#: Maximum number of notices about unrecorded calls.
-MAX_UNRECORDED = 3
+#: Maximum numbers of lanes drawn (a notice reports the others), and of notices about unrecorded
+#: calls.
+MAX_LANES, MAX_UNRECORDED = 256, 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 

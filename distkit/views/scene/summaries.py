@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from distkit.events import Summary
 from distkit.views.scene.frame import Json
 
-#: Maximum number of values in a single row, and the row length of longer tensors.
-MAX_SINGLE_ROW, ROW_LENGTH = 16, 8
-
-#: Maximum number of elements of a tensor that is formatted as text.
-MAX_WRITTEN = 6
+#: Maximum number of values in a single row, the row length of longer tensors, and the maximum
+#: number of elements of a tensor that is formatted as text.
+MAX_SINGLE_ROW, ROW_LENGTH, MAX_WRITTEN = 16, 8, 6
 
 
 def plain(s: Summary, shape: Sequence[int] = ()) -> Json:

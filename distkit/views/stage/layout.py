@@ -59,10 +59,9 @@ MAX_STRIPS, MAX_NUMBERS = 12, 40
 #: Horizontal gap between cards, its minimum, vertical gap between cards, margin of the field, gap
 #: between a badge and its strip, maximum width of the field [px].
 CARD_GAP, MIN_CARD_GAP, ROW_GAP, FIELD_MARGIN, BADGE_GAP, MAX_WIDTH = 62, 30, 46, 14, 6, 860
-#: Width of a chunk, minimum and maximum width of a strip, and its approximate height [px].
-CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT = 36, 72, 180, 50
-#: Height of a host's name above its cards [px].
-NAME_HEIGHT = 16
+#: Width of a chunk, minimum and maximum width of a strip, and its approximate height; height of a
+#: host's name above its cards [px].
+CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT, NAME_HEIGHT = 36, 72, 180, 50, 16
 
 
 class Field:

@@ -29,13 +29,12 @@ from distkit.views.stage.contributions import (
 )
 from distkit.views.stage.layout import Pair, Point, arrange
 
-#: Maximum numbers of calls in the drawn keyframes, and of drawn ranks; a note reports the rest.
-MAX_CALLS, MAX_PLACES = 8_000, 256
+#: Maximum numbers of calls in the drawn keyframes, of drawn ranks (a note reports the rest), and
+#: of panels.
+MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
 FLIGHT_TIME = 0.85
 NOTHING = Payload()
-#: Maximum number of panels.
-MAX_PANELS = 6
 
 
 @dataclass(frozen=True, slots=True)

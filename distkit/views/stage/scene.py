@@ -38,8 +38,8 @@ from distkit.views.stage.projection import (
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
-MAX_ARROWS = 64  # maximum number of arrows that are held at the end of a round
-MAX_DIRECTED = 24  # maximum number of links whose directions are drawn
+#: Maximum numbers of arrows that are held at the end of a round, and of links with directions.
+MAX_ARROWS, MAX_DIRECTED = 64, 24
 NOTHING = "this trace has no messages and no collectives"
 
 

@@ -38,8 +38,8 @@ from distkit.views.scene.frame import (
 )
 from distkit.views.timeline.waits import Waits, none, waits
 
-#: Maximum number of operations with values.
-MAX_VALUES = 2_000
+#: Maximum number of operations with values, in a notebook and in a page.
+MAX_VALUES, PAGE_VALUES = 2_000, 400
 
 #: Minimum duration of a reported wait [s].
 MIN_WAIT = 1e-6
@@ -301,13 +301,10 @@ def length(starts: Floats, ends: Floats) -> float:
     return float(np.maximum(reach - begins, 0).sum())
 
 
-TOUCHED = "buffer used before wait()"
-
-
 @lru_cache(10_000)
 def category_of(category: Category) -> Json:
     """Return the shared properties of operations as plain data; callers must not modify it."""
-    label = TOUCHED if category.op is Op.TOUCH else category.label
+    label = "buffer used before wait()" if category.op is Op.TOUCH else category.label
     if category.op in STORES:  # show its arguments as in the program
         label = call(category).removesuffix(")").partition("(")[2]
     return compact(
@@ -384,9 +381,6 @@ def rows(ops: Operations, events: int) -> Ints:
 
 
 # -- for the browser ------------------------------------------------------------------
-
-#: Maximum number of operations with values in a page.
-PAGE_VALUES = 400
 
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
