@@ -26,8 +26,9 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: Maximum numbers of drawn keyframes (the last ones of a run) and of drawn servers.
-MAX_KEYFRAMES, MAX_SERVERS = 6_000, 4
+#: Maximum numbers of drawn keyframes (the last ones of a run), of drawn servers, and of updates
+#: among which the first moment is chosen.
+MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ def _updates_and_deaths(
 def opening(run: ServerProjection) -> float:
     """Return the moment to show first: the end of a live run, or of one with a pull that waits.
 
-    Otherwise it is the most instructive event: the last death, or the first update, preferably
-    with a stale gradient.
+    Otherwise it is the most instructive event: the last death, or one of the first updates,
+    preferably with a stale gradient, and with few messages in flight.
     """
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
     stuck = any(r.blocked and r.unanswered for r in run.history.requests)
@@ -247,7 +248,9 @@ def opening(run: ServerProjection) -> float:
         return run.end
     if deaths:
         return max(deaths)
-    return (stale or updates)[0].end or run.end
+    ends = [u.end or run.end for u in stale or updates]
+    in_flight = [(k.begin, k.end or run.end) for k in run.keyframes]
+    return min(ends[:MAX_OPENINGS], key=lambda t: sum(a < t < b for a, b in in_flight))
 
 
 # -- text -------------------------------------------------------------------------------

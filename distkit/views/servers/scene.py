@@ -54,15 +54,14 @@ WIDTH, FIELD_WIDTH = 720, 580
 MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
 #: Heights of a server's heading and of a key; gaps between and around servers; distance to the
 #: workers [px].
-HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 36, 50, 20, 8, 112
+HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 34, 48, 20, 4, 96
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
 #: the histogram, and minimum height of a bar [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
-#: Distance between messages that are on the same way at the same time [px].
-BESIDE = 38
-NOTHING = "this trace has no requests to a parameter server"
+#: Distance between messages of neighboring keys, and of a pull from its key's other messages [px].
+BESIDE, PULL_DISTANCE = 44, 26
 #: Signs of the legend, and of the signs that a run may lack: waiting pulls and late gradients.
 LEGEND: list[Sign] = [
     (
@@ -86,7 +85,10 @@ LATE: Sign = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """The geometry of a key: its box, distance and width of inbox slots, position of pulls."""
+    """The geometry of a key: its box, distance and width of inbox slots, position of pulls.
+
+    Its messages move ``beside`` the line between worker and server.
+    """
 
     x: float
     y: float
@@ -94,6 +96,7 @@ class KeyLayout:
     slot: float
     slot_width: float
     wait: float
+    beside: float
 
     @property
     def pill(self) -> Point:
@@ -122,8 +125,6 @@ class _Renderer:
         self.field = FIELD_WIDTH if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.layouts: dict[ServerKey, KeyLayout] = {}  # layout of each drawn key
-        #: When each parallel track of messages between two ranks is free again, by ranks.
-        self.tracks: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 178, run.start)
         bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
@@ -169,7 +170,7 @@ class _Renderer:
             if run.keyframes or history.ranks_of("server")
             else "waiting for the first message to a server"
             if run.live
-            else NOTHING,
+            else "this trace has no requests to a parameter server",
             verdicts=[] if run.notices else verdicts(history),
             legend=[
                 *LEGEND,
@@ -180,7 +181,7 @@ class _Renderer:
             keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
-            max_height=410,
+            max_height=370,
             side=self.side.plain(),
         )
 
@@ -229,7 +230,10 @@ class _Renderer:
             for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
                 y, wait = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
-                self.layouts[server_key] = KeyLayout(x + 12, y, w - 24, slot, slot_width, wait)
+                beside = BESIDE * (nth - (min(len(keys[server]), MAX_KEYS) - 1) / 2)
+                self.layouts[server_key] = KeyLayout(
+                    x + 12, y, w - 24, slot, slot_width, wait, beside
+                )
         return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
     def _draw_scheduler(self) -> None:
@@ -360,20 +364,12 @@ class _Renderer:
         if bad:  # other messages in flight are only tokens, since many have the same way
             shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
             self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        beside = self._track(keyframe) / (math.dist(a, b) or 1.0)
-        x, y = beside * (a[1] - b[1]), beside * (b[0] - a[0])
-        way = (a[0] + x, a[1] + y), (b[0] + x, b[1] + y)
+        beside = layout.beside + PULL_DISTANCE * (keyframe.kind == "pull") if layout else 0
+        way = (a[0] + beside, a[1]), (b[0] + beside, b[1])
         self.scene.add_moving(*way, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
         if end is not None:
             past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
             self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
-
-    def _track(self, keyframe: Keyframe) -> float:
-        """Return the distance of a message from the line, so that it covers no other one."""
-        free = self.tracks[keyframe.src, keyframe.dst]
-        nth = next((i for i, time in enumerate(free) if time <= keyframe.begin), len(free))
-        free[nth : nth + 1] = [math.inf if keyframe.end is None else keyframe.end]
-        return (BESIDE if nth % 2 == 0 else -BESIDE) * ((nth + 1) // 2)
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
