@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 from distkit.events import WORLD, Event
@@ -228,9 +229,13 @@ def table(data: Json, width: float) -> Scene:
     scene = Scene(width, HEADING_HEIGHT + ROW_HEIGHT * len(rows))
     for n, run in enumerate(runs):
         fits = text_width(run, 13.5) < pitch - 22
-        label = run if fits else cut(run, pitch - 22, 10.5)
-        name = text(label, "strong", x=16, y=12, size=0 if fits else 10.5), title(run)
-        scene.add(NAME_WIDTH + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *name)
+        lines = [run] if fits else wrap(run.replace("_", " "), 14)[:2]
+        names = [
+            text(cut(words, pitch - 22, 10.5), "strong", x=16, y=y, size=0 if fits else 10.5)
+            for words, y in zip(lines, (12,) if fits else (7, 19), strict=False)
+        ]
+        square = rect(10, 10, "trace", y=3, lane=n)
+        scene.add(NAME_WIDTH + n * pitch, 0, square, *names, title(run))
     for i, row in enumerate(rows):
         y, values, unit = HEADING_HEIGHT + ROW_HEIGHT * i, row["values"], row["unit"]
         sizes = [v or 0.0 for v in values]
