@@ -45,6 +45,23 @@ for (const name of Object.keys(fixtures.bulk)) {
   });
 }
 
+test("an arrow to a narrow bar ends at the edge of its lane's rows", () => {
+  const { start, end } = fixtures.bulk.parameter_server;
+  const layout = layoutOf("parameter_server", [start, start + 30 * (end - start)]);
+  const { store, tops, heights, scale, sizes: { pad } } = layout;
+  const narrow = [...Array(store.arrows).keys()].filter((a) => {
+    const recv = store.recv[a];
+    return recv >= 0 && store.send[a] >= 0 && layout.box(recv)[2] < 10;
+  });
+  assert.ok(narrow.length);
+  for (const a of narrow) {
+    const [, y1, , y2] = layout.path(a);
+    const lane = store.lane(store.recv[a]);
+    const edge = y2 > y1 ? tops[lane] + pad * scale : tops[lane] + heights[lane] - pad * scale;
+    assert.ok(near(y2, edge, 1e-6));
+  }
+});
+
 test("an unfinished operation of a dead rank is drawn until the rank's death", () => {
   const layout = layoutOf("hang");
   const { store } = layout;

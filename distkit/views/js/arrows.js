@@ -59,15 +59,11 @@ export class Arrows {
     });
   }
 
-  // The line is in front of the bars, with a gap at both sides.
   shaft(a, [x1, y1, x2, y2, whole]) {
-    const { c, style, many } = this;
-    const strong = this.renderer.bright?.arrows.has(a);
-    c.globalAlpha = 0.4 * this.#dim(a); // a bar that the gap crosses must not look like two
-    this.renderer.line(x1, y1, x2, y2, style.bg, many ? 3 : 4.5);
+    const { c, many } = this;
+    const width = this.renderer.bright?.arrows.has(a) ? 2.6 : many ? 1 : 1.7;
     c.globalAlpha = this.#dim(a);
-    const [color, width] = [this.#colorOf(a, whole), strong ? 2.6 : many ? 1 : 1.7];
-    this.renderer.line(x1, y1, x2, y2, color, width, whole ? [] : [4, 4]);
+    this.renderer.line(x1, y1, x2, y2, this.#colorOf(a, whole), width, whole ? [] : [4, 4]);
     c.globalAlpha = 1;
   }
 

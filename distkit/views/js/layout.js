@@ -132,14 +132,16 @@ export class Layout {
     return bottom ? y + height : y;
   }
 
-  // End of an arrow: at the edge of its bar, or inside if another row hides it.
+  // End of an arrow: at its bar, inside if another row hides the edge, or above all rows if narrow.
   #tip(i, lane, down) {
     const y = this.#edge(i, lane, !down);
     if (i < 0) return y;
     const { row } = this.store.tracks[this.store.track[i]];
     const { rows, marks } = this.store.frame.lanes[lane];
     const hidden = down ? row > 0 : row < rows - 1 || marks > 0;
-    return y + (hidden ? (down ? 1 : -1) * Math.min(HEAD, this.line(this.store.track[i])[1]) : 0);
+    const sign = down ? 1 : -1;
+    if (hidden && this.box(i)[2] < HEAD) return this.#edge(-1, lane, !down) + sign * this.sizes.pad * this.scale;
+    return y + (hidden ? sign * Math.min(HEAD, this.line(this.store.track[i])[1]) : 0);
   }
 
   // The range of a row's bars that are in the view: first, and one past the last.

@@ -167,16 +167,17 @@ export class Renderer {
     const { c, at, style } = this;
     const [x, y, width, height] = at.box(bar.i);
     c.globalAlpha = this.#dim(bar.i);
-    const touch = bar.op === "touch";
+    const [touch, failed] = [bar.op === "touch", bar.state === "failed"];
     const plain = touch ? style.warning : style.work[workKind(bar.label)];
     roundRect(c, x, y, width, height, 3);
-    for (const fill of [style.bg, bar.state === "failed" ? this.#hatch(style.warning) : plain]) {
+    for (const fill of [style.bg, failed ? this.#hatch(style.warning) : plain]) {
       c.fillStyle = fill;
       c.fill();
     }
-    const texts = [bar.label, bar.label?.split(" (")[0], touch ? "!" : ""];
-    const box = { x, y, width, height, strength: c.globalAlpha };
-    if (height >= 11) this.labels.push({ ...box, texts, color: readable(plain), size: 11.5, halo: plain });
+    const short = touch ? "!" : failed ? "✕" : bar.label?.match(/ (\d+)$/)?.[1];
+    const [color, halo] = failed ? [style.fg, style.bg] : [readable(plain), plain];
+    const texts = [bar.label, bar.label?.split(" (")[0], short];
+    if (height >= 11) this.labels.push({ ...bar, x, y, width, height, strength: c.globalAlpha, texts, color, size: 11.5, halo });
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -186,18 +187,19 @@ export class Renderer {
     const [x, y, width, height] = at.box(bar.i);
     const [open, failed] = [isOpen(bar), bar.state === "failed"];
     const color = failed ? style.warning : this.color(bar.rank);
-    const solid = !open && !failed && (bar.kind === "send" || bar.kind === "collective");
+    const kind = bar.op === "barrier" ? "recv" : bar.kind; // a barrier only waits
+    const solid = !open && !failed && (kind === "send" || kind === "collective");
     c.globalAlpha = this.#dim(bar.i);
     roundRect(c, x, y, width, height, bar.kind === "request" ? height / 2 : 3.5);
     c.fillStyle = style.bg;
     c.fill();
     const paused = isPaused(bar);
-    const ended = () => (solid ? color : alpha(color, { request: 0.42, recv: 0.06 }[bar.kind] ?? 0.18));
+    const ended = () => (solid ? color : alpha(color, { request: 0.42, recv: 0.06 }[kind] ?? 0.18));
     c.fillStyle = failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
       : open ? this.#fade(color, x, width) : ended();
     c.fill();
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
-    if (!solid && width > 4) this.#outline(x, y, width, height, color, open, bar.kind);
+    if (!solid && width > 4) this.#outline(x, y, width, height, color, open, kind);
     else if (!solid) {
       c.fillStyle = color;
       c.fill();
@@ -205,11 +207,10 @@ export class Renderer {
     const ink = solid ? readable(color) : paused ? style.muted : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
-      const tinted = !hatched && (open || bar.kind !== "recv");
+      const tinted = !hatched && (open || kind !== "recv");
       const halo = solid ? color : tinted ? "transparent" : style.bg; // legible above arrows
-      const call = solid && bar.collective >= 0 ? `${bar.op} ${bar.collective}` : "";
-      this.labels.push({ strength: c.globalAlpha, texts: this.#words(bar), call, x, y, width, height,
-        color: ink, size: Math.min(12, height), halo });
+      const call = !open && !failed && bar.collective >= 0 ? `${bar.op} ${bar.collective}` : "";
+      this.labels.push({ strength: c.globalAlpha, texts: this.#words(bar), call, x, y, width, height, color: ink, size: Math.min(12, height - 2), halo });
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
@@ -261,26 +262,27 @@ export class Renderer {
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // The labels that fit into the visible parts of their boxes. A collective is named once: on the
-  // first rank with space for its longest text.
+  // The labels that fit into the visible parts of their boxes, or of a mark, after it. A collective
+  // is named once: on the first rank with space for its longest text.
   #fitting() {
-    const [{ c, at, style: { font } }, named] = [this, new Map()];
+    const [{ c, at, style: { font, fg, bg } }, named] = [this, new Map()];
     const fitted = this.labels.map((label) => {
-      const from = Math.max(label.x, at.left) + 5;
-      const room = Math.min(label.x + label.width, at.right) - from - 3;
+      const [from, end] = [Math.max(label.x, at.left) + 5, Math.min(label.x + label.width, at.right)];
       c.font = `500 ${label.size}px ${font}`;
-      const text = label.texts.find((t) => t && c.measureText(t).width <= room) ?? "";
+      const fits = (room) => (t) => t && c.measureText(t).width <= room;
+      const text = label.texts.find(fits(end - from - 3)) ?? "";
       if (text.length > (named.get(label.call) ?? "").length) named.set(label.call, text);
-      return { ...label, from, text };
+      const after = text ? "" : label.texts.find(fits(Math.min(label.next, at.right) - end - 10));
+      return after ? { ...label, from: end + 4, text: after, color: fg, halo: bg } : { ...label, from, text };
     });
     return fitted.filter(({ call, text }) => text && (!call || (named.get(call) === text && named.delete(call))));
   }
 
   #label({ strength, text, from, y, height, size, color, halo }) {
-    const { c, style: { font, bg } } = this;
-    Object.assign(c, { font: `500 ${size}px ${font}`, globalAlpha: strength, fillStyle: halo });
-    const edge = halo === bg ? 2 : 0; // of bars with an outline
-    if (strength === 1) c.fillRect(from - 2, y + edge, c.measureText(text).width + 4, height - 2 * edge);
+    const { c } = this;
+    Object.assign(c, { font: `500 ${size}px ${this.style.font}`, globalAlpha: strength,
+      strokeStyle: halo, lineWidth: 2.5, lineJoin: "round", textAlign: "left", textBaseline: "middle" });
+    c.strokeText(text, from, y + height / 2 + 0.5); // legible above arrows
     this.text(text, from, y + height / 2, color, c.font);
   }
 

@@ -28,11 +28,12 @@ export class Strips {
     store.tracks.forEach((track, t) => {
       const [first, last] = at.visibleRange(track);
       if ((last - first) * EACH_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
-      for (const i of track.items.subarray(first, last)) {
-        if (store.open.has(i) || store.odd.has(i)) continue;
-        if (at.box(i)[2] >= MIN_LABELED_WIDTH) bars.push(store.bar(i));
+      track.items.subarray(first, last).forEach((i, n) => {
+        if (store.open.has(i) || store.odd.has(i)) return;
+        const next = at.x(store.start[track.items[first + n + 1]] ?? Infinity);
+        if (at.box(i)[2] >= MIN_LABELED_WIDTH) bars.push({ ...store.bar(i), next });
         else thin.push(i);
-      }
+      });
     });
     const special = [...new Set([...store.open, ...store.odd])].filter((i) => {
       const [x, , width] = at.box(i);

@@ -24,11 +24,13 @@ from distkit.views.scene.theme import (
     rank_color,
     work_kind,
 )
+from distkit.views.scene.values import fitting
 
 #: Maximum numbers of operations and ranks drawn; a notice reports the rest.
 MAX_BARS, MAX_LANES = 200, 48
-#: Width of the picture, right edge of the lanes, height of a host name above them [px].
-WIDTH, RIGHT, HOST_HEIGHT = 960, 926.0, 22
+#: Width of the picture, right edge of the lanes, height of a host name above them, length of an
+#: arrow's head, minimum width of a bar with a label [px].
+WIDTH, RIGHT, HOST_HEIGHT, HEAD, MIN_LABELED = 960, 926.0, 22, 10, 12
 GAP, PAD, BOLD = SIZES["gap"], SIZES["pad"], 'font-size="13" font-weight="700"'
 
 #: The legend's text for each kind of bar.
@@ -151,8 +153,8 @@ class _Renderer:
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
         # a collective is named once: on the first rank with space for its longest text
         ended = sorted(
-            (b for b in picture["bars"] if "collective" in b and _style(b) == "collective"),
-            key=lambda bar: (len(self._label(bar)), -self.lanes[bar["rank"]].top),
+            (b for b in picture["bars"] if "collective" in b and b["state"] == "completed"),
+            key=lambda bar: (len(self._label(bar)[0]), -self.lanes[bar["rank"]].top),
         )
         names = {(bar["collective"], bar["op"]): bar["id"] for bar in ended}
         self.unnamed = {bar["id"] for bar in ended}.difference(names.values())
@@ -284,32 +286,40 @@ class _Renderer:
         elif style == "mark":
             color = WORK_LIGHT[_kind(bar)]
         radius = height / 2 if bar["kind"] == "request" else 3
-        label = "" if bar["id"] in self.unnamed else self._label(bar)
+        label, after = ("", False) if bar["id"] in self.unnamed else self._label(bar)
+        strength = 0 if after else STRENGTHS[style]
         ink = (
             svg.readable(color)
-            if STRENGTHS[style] == 1
+            if strength == 1
             else {"paused": GRAY, "open": WARNING_LIGHT}.get(style, INK)
         )
         halo = (
-            f'font-size="11.5" stroke="{svg.tint(color, STRENGTHS[style])}" stroke-width="4" '
+            f'font-size="11.5" stroke="{svg.tint(color, strength)}" stroke-width="3" '
             'paint-order="stroke" stroke-linejoin="round"'
         )
+        start = x + width + 4 if after else x + 5
         return (
             svg.rect(x, y, width, height, *_fill(style, color), radius),
-            svg.text(x + 5, y + height / 2 + 4, label, ink, halo) if label else "",
+            svg.text(start, y + height / 2 + 4, label, ink, halo) if label else "",
         )
 
-    def _label(self, bar: Json) -> str:
-        """Return the longest label for which a bar has space."""
-        _, _, width, height = self.boxes[bar["id"]]
-        labels = (t for t in self._labels(bar, _style(bar)) if t and height >= 11)
-        return next((t for t in labels if text_width(t, 11.5) < width - 8), "")
+    def _label(self, bar: Json) -> tuple[str, bool]:
+        """Return the longest label for which a bar has space, and whether it follows the bar."""
+        (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
+        labels = [t for t in self._labels(bar, style) if height >= 11]
+        inside = fitting(labels, width - 8, 11.5)
+        later = (left for left, top, *_ in self.boxes.values() if left > x and top == y)
+        space = min(later, default=RIGHT) - x - width - 10
+        follows = not inside and style == "mark" and width >= MIN_LABELED
+        return (fitting(labels, space, 11.5), True) if follows else (inside, False)
 
     def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
         op, label, call = bar["op"], bar.get("label", ""), bar["op"]
-        if style in ("mark", "touch"):
-            return [label, label.partition(" (")[0], "!" if style == "touch" else ""]
+        if bar["kind"] == "mark":
+            number = label.rpartition(" ")[2]
+            short = {"touch": "!", "failed": "✕"}.get(style, number if number.isdigit() else "")
+            return [label, label.partition(" (")[0], short]
         if style == "failed":
             return [f"✕ {op} failed", "✕"]
         if bar["kind"] == "store":
@@ -356,8 +366,11 @@ class _Renderer:
         send, recv = self.boxes.get(arrow.get("send")), self.boxes.get(arrow.get("recv"))
         (y1, h1), (y2, h2) = self._extent(send, arrow["src"]), self._extent(recv, arrow["dst"])
         down = 1 if y2 >= y1 else -1
+        if recv and recv[2] < HEAD:  # the head would cover the bar
+            lane = self.lanes[arrow["dst"]]
+            y2, h2 = lane.middle, lane.height - 2 * PAD
         y1 += down * h1 / 2
-        # at the edge of the lane or of its only row, else in the middle of the bar
+        # at the edge of the lane or of its rows, else in the middle of the bar
         y2 -= down * h2 / 2 if not recv or h2 > self.lanes[arrow["dst"]].height - 2 * PAD - 1 else 0
         sent, received = arrow["sent"], arrow["received"]
         if sent is None:
@@ -402,11 +415,12 @@ def _kind(bar: Json) -> str:
 
 def _style(bar: Json) -> str:
     """Return the style of a bar, which depends on its kind and state."""
-    if bar["kind"] == "mark":
-        return "touch" if bar["op"] == "touch" else "mark"
-    if bar["end"] is None:
+    if bar["op"] == "touch":
+        return "touch"
+    if bar["end"] is None and bar["kind"] != "mark":
         return "paused" if bar["state"] == "scheduled" else "open"
-    return "failed" if bar["state"] == "failed" else str(bar["kind"])
+    kind = "recv" if bar["op"] == "barrier" else str(bar["kind"])  # a barrier only waits
+    return "failed" if bar["state"] == "failed" else kind
 
 
 def _fill(style: str, color: str) -> tuple[str, str]:
