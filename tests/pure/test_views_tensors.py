@@ -60,7 +60,7 @@ def test_all_reduce_shows_inputs_and_equal_results() -> None:
         "after: the same on all 2 ranks",
     ]
     assert any(text.endswith("\n1, 2\n3, 4") for text in shapes(trace, "title"))
-    assert {"−11", "11"} <= {*shapes(trace, "text")}  # the ends of the color scale
+    assert "±11" in shapes(trace, "text")  # the ends of the color scale
 
 
 def test_differing_rank_is_named_with_cells_and_amount() -> None:

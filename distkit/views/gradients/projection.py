@@ -23,7 +23,6 @@ from distkit.views.scene.summaries import (
     number,
 )
 
-ALL_WEIGHTS = "the replicas' weights are"
 #: Tolerance for sums in a different order, relative to the largest value.
 ROUNDING = 1e-4
 
@@ -233,8 +232,8 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         all_steps = len(complete) > len(training.steps)  # one more before the first step
         when = "at every step" if all_steps else f"in all {len(complete)} comparisons"
         sampled = any(s.sampled for w in complete.values() for _, s in w.values())
-        subject = "the compared part of the replicas' weights is" if sampled else ALL_WEIGHTS
-        return [_verdict(True, f"{subject} bitwise equal {when}")]
+        part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
+        return [_verdict(True, f"the {part} bitwise equal {when}")]
     distances = _distances(complete[max(complete)])
     since = f"after step {differing[0]}" if differing[0] else "from the start"
     rank, far = max(distances.items(), key=lambda item: (item[1], -item[0]))

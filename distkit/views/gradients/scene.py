@@ -18,10 +18,9 @@ from distkit.views.scene.values import COLUMN_GAP, Cell, Head, Table, norm
 #: Maximum numbers of drawn ranks, layers, and values over all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Widths of the scene and of layer names; height of a tensor [px].
-WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 56
-#: Widths of curves and axis; height and pitch of a curve [px].
-CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_PITCH = 200, 32, 84, 122
-HINT = "run the loop inside `with dk.watch_gradients(model) as watch`, and call watch.step()"
+WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 44
+#: Widths of curves and axis; height of one of two curves, and distance between them [px].
+CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_GAP = 200, 32, 84, 38
 
 
 #: Heading of the result of each kind of reduction, and the text below it.
@@ -61,14 +60,21 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         ("loss", losses(training, ranks), "the mean of all ranks, and each rank"),
         ("replica drift", drifts(training, ranks), DRIFT),
     ]
-    curves = [curve for curve in named if curve[1]]
+    # a curve without any value above zero, such as no drift, is only a verdict
+    curves = [curve for curve in named if any(any(line.values()) for _, line in curve[1])]
+    high = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
     for i, curve in enumerate(curves):
-        _curve(side, i * CURVE_PITCH, *curve, [n + 1 for n in shown])
-    side.height = len(curves) * CURVE_PITCH
+        _curve(side, i * (high + CURVE_GAP), high, *curve, [n + 1 for n in shown])
+    side.height = len(curves) * (high + CURVE_GAP)
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
-    hint = "waiting for the first step" if live else f"nothing was watched: {HINT}"
+    hint = (
+        "waiting for the first step"
+        if live
+        else "nothing was watched: run the loop inside `with dk.watch_gradients(model) as watch`, "
+        "and call watch.step()"
+    )
     return picture(
         scene,
         title=clean(trace.info.name) or "Gradients",
@@ -88,7 +94,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         unit="shown step" if note else "step",
         end=last,
         opening=last if live else 0.0,
-        max_height=max(400, scene.height),
+        max_height=max(340, scene.height),
         keyframes=[
             {"begin": float(k), "end": float(k), "caption": f"step {n + 1}", "details": note}
             for k, n in enumerate(shown)
@@ -144,19 +150,25 @@ def _cell(s: Summary | None) -> Cell:
 
 
 def _curve(
-    scene: Scene, top: float, name: str, lines: list[Curve], hint: str, shown: list[int]
+    scene: Scene,
+    top: float,
+    high: float,
+    name: str,
+    lines: list[Curve],
+    hint: str,
+    shown: list[int],
 ) -> None:
     """Draw lines over steps, and the value at the current step."""
     points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
-    low, high = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
+    low, most = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
     x_scale, y_scale = (
         (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
-        CURVE_HEIGHT / ((high - low) or 1.0),
+        high / ((most - low) or 1.0),
     )
 
     def point(n: int, y: float) -> tuple[float, float]:
-        return AXIS_WIDTH + (n - first) * x_scale, 19 + CURVE_HEIGHT - (y - low) * y_scale
+        return AXIS_WIDTH + (n - first) * x_scale, 19 + high - (y - low) * y_scale
 
     mean = next((line for rank, line in lines if rank is None), None)
     curve = mean or {n: max(line.get(n, low) for _, line in lines) for n, _ in points}
@@ -168,15 +180,15 @@ def _curve(
             text(
                 figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end", size=9
             )
-            for y in {low, high}
+            for y in {low, most}
         ),
-        text(f"step {first}", "tick", x=AXIS_WIDTH, y=CURVE_HEIGHT + 31, size=9),
-        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=CURVE_HEIGHT + 31, anchor="end", size=9),
+        text(f"step {first}", "tick", x=AXIS_WIDTH, y=high + 31, size=9),
+        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=high + 31, anchor="end", size=9),
     ]
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
-    scene.add(0, top, title(hint), rect(CURVE_WIDTH, CURVE_HEIGHT + 8, "hover", y=15), *axis)
+    scene.add(0, top, title(hint), rect(CURVE_WIDTH, high + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, _ = point(max(n, first), 0.0)
         at = max((m for m in curve if m <= n), default=min(curve))
@@ -191,7 +203,7 @@ def _curve(
                 anchor="end",
                 size=11,
             ),
-            line((x, 15), (x, 21 + CURVE_HEIGHT), "dashes"),
+            line((x, 15), (x, 21 + high), "dashes"),
             begin=float(k),
             end=k + 1.0,
             layer=1,

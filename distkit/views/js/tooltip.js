@@ -158,11 +158,10 @@ function inNumbers(s) {
 
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
-// Zero has the paper color, positive values are orange, negative ones blue.
+// Zero has the paper color; the other colors are those of scenes.
 function heat(v, most) {
-  if (!Number.isFinite(v)) return "";
-  const hue = v < 0 ? "0,114,178" : "224,130,0";
-  return `background:rgba(${hue},${Math.min(1, Math.abs(v) / most).toFixed(3)})`;
+  const part = Math.min(100, (100 * Math.abs(v)) / most).toFixed(1);
+  return Number.isFinite(v) ? `background:color-mix(in srgb, var(--dk-${v < 0 ? "negative" : "positive"}) ${part}%, transparent)` : "";
 }
 
 function alarm(summary) {

@@ -62,10 +62,10 @@ WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 WORK_LIGHT = {"": "#66717D", "F": "#3B3A9E", "B": "#4F6A16", "I": "#7B8F3A", "W": "#80604A"}
 WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W": "#C9A58C"}
 
-#: Colors of tensor values: the largest magnitudes, and zero.
+#: Colors of tensor values: the largest magnitudes, and zero. They differ from the first ranks'.
 VALUES_LIGHT, VALUES_DARK = (
-    {"positive": "#e08200", "negative": "#0072b2", "zero": "#f5f5f6"},
-    {"positive": "#ffb84d", "negative": "#6ab0ff", "zero": "#2a2a2a"},
+    {"positive": "#a58800", "negative": "#6f45d0", "zero": "#f5f5f6"},
+    {"positive": "#f2d23c", "negative": "#b39dff", "zero": "#262626"},
 )
 
 #: Text on white paper, for the static renderers, and on dark paper.
@@ -148,8 +148,7 @@ _DARK = {
     DEEP: DEEP,
     WARNING_LIGHT.lower(): WARNING_DARK,
     **dict(zip(map(str.lower, RANKS_LIGHT), RANKS_DARK, strict=True)),
-    VALUES_LIGHT["positive"]: VALUES_DARK["positive"],
-    VALUES_LIGHT["zero"]: VALUES_DARK["zero"],
+    **{color: VALUES_DARK[kind] for kind, color in VALUES_LIGHT.items()},
     **dict(zip(map(str.lower, TRACES_LIGHT), TRACES_DARK, strict=True)),
     **{color.lower(): WORK_DARK[kind] for kind, color in WORK_LIGHT.items()},
 }

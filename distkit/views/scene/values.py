@@ -33,7 +33,6 @@ MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
 BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
 #: Maximum column width, gap between columns, height of a line of text [px].
 MAX_COLUMN_WIDTH, COLUMN_GAP, LINE_HEIGHT = 330, 12, 13
-NORM = "norm: the square root of the sum of the squared values"
 
 #: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]
@@ -129,7 +128,7 @@ class Table:
         bottoms = [top + 16 + LINE_HEIGHT * len(notes)]
         if colors and scaled:
             self.add(0, bottoms[0] + 4, *color_scale(most, self.left - COLUMN_GAP))
-            bottoms = [bottoms[0] + 28]
+            bottoms = [bottoms[0] + 16]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
                 style = "late" if cell.wrong else "small"
@@ -164,7 +163,8 @@ class Table:
             text(content, style, y=LINE_HEIGHT * (i + 1), size=11)
             for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
         ]
-        self.add(x, y + high, title(f"{describe(s)}\n{NORM}"), *texts)
+        norm_is = title(f"{describe(s)}\nnorm: the square root of the sum of the squared values")
+        self.add(x, y + high, norm_is, *texts)
         return high + LINE_HEIGHT * len(texts) + 3
 
 
@@ -249,13 +249,12 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
 
 
 def color_scale(most: float, width: float) -> list[Shape]:
-    """Return the colors of all values from -``most`` to ``most``, with both ends as numbers."""
+    """Return the colors of all values from -``most`` to ``most``, and the largest one."""
     levels = range(-SHADES, SHADES + 1)
-    width -= width % len(levels)
+    width = (width - 46) // len(levels) * len(levels)
     values = tuple(most * k * abs(k) / SHADES**2 for k in levels)
-    high = text(figure(most, 2), "tick", x=width, y=20, anchor="end")
-    strip, _ = heat(values, len(levels), most, width, 9)
-    return [*strip[1:], text(figure(-most, 2), "tick", y=20), high]
+    strip, _ = heat(values, len(levels), most, width, 10)
+    return [*strip[1:], text(f"±{figure(most, 2)}", "tick", x=width + 5, y=9)]
 
 
 def shade(v: float | str, most: float) -> tuple[str, float] | None:
@@ -264,12 +263,12 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     The opacity grows with the square root of the magnitude, so that small values remain visible.
 
     >>> shade(-0.5, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
-    (('negative', 0.35), None, ('odd', 0))
+    (('negative', 0.49), None, ('odd', 0))
     """
     if isinstance(v, str):
         return "odd", 0
     level = round(SHADES * math.sqrt(min(1.0, abs(v) / most))) if most else 0
-    return ("negative" if v < 0 else "positive", 0.7 * level / SHADES) if level else None
+    return ("negative" if v < 0 else "positive", 0.18 + 0.62 * level / SHADES) if level else None
 
 
 @cached_drawing
