@@ -80,5 +80,5 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
     assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
-    assert sum(w.startswith("−") for w in texts_of(sheet, ".dkm-main .mark-tick")) == 4  # scales
+    assert sum(w.startswith("±") for w in texts_of(sheet, ".dkm-main .mark-tick")) == 4  # scales
     sheet.assert_clean()
