@@ -34,7 +34,7 @@ LINES = {
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_593, 1_600),
     "distkit/trace": Line(914, 700),
-    "distkit/views": Line(3_797, 3_800),
+    "distkit/views": Line(3_798, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_189, 3_200),
@@ -49,8 +49,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_461, 15_000),
-    "the whole product": Line(25_347, 25_000),
+    "all of distkit": Line(15_462, 15_000),
+    "the whole product": Line(25_348, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(181, 150),
     "names at the top level": Line(27, 23),

@@ -106,6 +106,9 @@ def position_text(steps: Json) -> str:
     )
 
 
+#: Time to wait for the end of a step before its events are shown [s]; most steps are shorter.
+GATHER_STEP = 0.15
+
 #: Methods of a run that the browser may call, and their message fields.
 BUTTONS = {
     "next": ("rank",),
@@ -137,7 +140,7 @@ class Cockpit(Timeline):
         self._source, self._error = source, ""
         # two threads, so that navigation does not wait for running ranks
         self._step_worker, self._seek_worker = Worker(), Worker()
-        self._notifier = Notifier(self._refresh, PERIOD)
+        self._notifier = Notifier(self._refresh, PERIOD, GATHER_STEP)
         steps = project(source)
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)

@@ -137,10 +137,11 @@ class Notifier:
     Args:
         act: called in the notifier's thread.
         period: minimum time between two calls [s].
+        gather: time to wait for more notifications [s].
     """
 
-    def __init__(self, act: Callable[[], None], period: float) -> None:
-        self._act, self._period = act, period
+    def __init__(self, act: Callable[[], None], period: float, gather: float = GATHER) -> None:
+        self._act, self._period, self._gather = act, period, gather
         self._due, self._now, self._closed = threading.Event(), threading.Event(), False
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -160,7 +161,7 @@ class Notifier:
         while True:
             self._now.wait(pause)
             self._due.wait()
-            self._now.wait(min(GATHER, self._period))
+            self._now.wait(self._gather)
             if self._closed:
                 return
             self._due.clear()
