@@ -31,7 +31,7 @@ from distkit.cluster.plan import Gpus, examine
 from distkit.cluster.processes import folders
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
-from distkit.cluster.processes.fork_server import LATE_MODULES
+from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import StartError
 from distkit.trace.log import grouped
 
@@ -136,10 +136,8 @@ class ForkClient:
 
     def prepare(self, payload: bytes) -> None:
         """Make the fork server import the modules that a pickled call needs on its ranks."""
-        self.preload("distkit.cluster.processes.preload:hook")
-        for module, names in LATE_MODULES.items():
-            if re.search(names, payload):
-                self.preload(module)
+        for module in [m for m, pattern in LATE_MODULES.items() if re.search(pattern, payload)]:
+            self.preload(module)
 
     def start_fork(self, target: str, *, folder: str, log: str, **arguments: Any) -> Child:
         """Request a child that calls ``target`` ("module:function"); do not wait for it."""

@@ -42,21 +42,8 @@ from distkit.cluster.processes.descendants import (
     end_all_children,
     end_children,
 )
+from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import DistkitError
-
-#: Modules that children import lazily, which can take seconds, each with a name that calls of such
-#: children contain: optimizers and DistributedDataParallel import the first one. The fork server
-#: imports a module before a call that contains its name, after the first run that needed it, or
-#: once it has been idle for some time: the first one.
-LATE_MODULES = {
-    "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
-    "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
-    "torch.distributed.fsdp": rb"torch.distributed.fsdp",
-    "torch.distributed.tensor": rb"torch.distributed.tensor",
-    "distkit.demos": rb"distkit.demos",
-    "distkit.kvstore.client.worker": rb"kvstore",
-    "distkit.kvstore.transport.node": rb"kvstore",
-}
 
 #: Interval of checks that the parent is alive [s]; number of intervals until it counts as idle.
 INTERVAL, IDLE_INTERVALS = 0.5, 4
@@ -251,9 +238,10 @@ class LateImports(MetaPathFinder):
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Ask the fork server to import the module, if it is one of ``LATE_MODULES``."""
-        with suppress(OSError):  # the user's function may have replaced the file
-            if name in LATE_MODULES and os.path.samestat(os.fstat(self.fd), self.pipe):
-                os.write(self.fd, f"{name}\n".encode())
+        if name in LATE_MODULES:
+            with suppress(OSError):  # the user's function may have replaced the file
+                if os.path.samestat(os.fstat(self.fd), self.pipe):
+                    os.write(self.fd, f"{name}\n".encode())
 
 
 def _redirect(path: str) -> None:

@@ -12,6 +12,20 @@ from typing import Any
 #: Exit status of a rank after its program closed the channel to the kernel.
 CHANNEL_CLOSED = 86
 
+#: Modules that ranks import lazily, which can take seconds, each with a pattern that the pickled
+#: calls of such ranks match: optimizers and DistributedDataParallel import the first one. The fork
+#: server imports a module before such a call, or after the first run that needed it. When idle, it
+#: imports the first one.
+LATE_MODULES = {
+    "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
+    "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
+    "torch.distributed.fsdp": rb"torch.distributed.fsdp",
+    "torch.distributed.tensor": rb"torch.distributed.tensor",
+    "distkit.demos": rb"distkit.demos",
+    "distkit.kvstore.client.worker": rb"kvstore",
+    "distkit.kvstore.transport.node": rb"kvstore",
+}
+
 
 @dataclass(frozen=True)
 class Spec:

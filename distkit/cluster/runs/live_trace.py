@@ -81,8 +81,9 @@ class LiveTrace:
 
     def fail_pending(self, rank: int, ended: float) -> None:
         """Mark the pending operations of a rank as failed, because its process has exited."""
-        events = (e for e in self._table() if e.rank == rank and e.seq >= self._first_seq[rank])
-        latest = {e.seq: e for e in events}
+        latest = {
+            e.seq: e for e in self._table() if e.rank == rank and e.seq >= self._first_seq[rank]
+        }
         self._append_events(
             [
                 replace(e, state=State.FAILED, time=self.clock(ended), summary=None)

@@ -293,17 +293,11 @@ def _user_line(frames: list[Frame]) -> str:
 
 def _traceback(frames: Iterable[Frame]) -> str:
     """Format frames of a rank; only the kernel knows the sources of cells."""
-    frames = [*frames]
-    for file, *_ in frames:
+    entries = []
+    for file, number, function, text in frames:
         linecache.checkcache(file)  # a script may have been edited since its last run
-    return "".join(
-        traceback.format_list(
-            (
-                line_label(f"{file}:{number}").rpartition(":")[0],
-                number,
-                function,
-                linecache.getline(file, number).strip() or text,
-            )
-            for file, number, function, text in frames
+        source = linecache.getline(file, number).strip() or text
+        entries.append(
+            (line_label(f"{file}:{number}").rpartition(":")[0], number, function, source)
         )
-    )
+    return "".join(traceback.format_list(entries))

@@ -279,6 +279,7 @@ def run_ranks(
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
+        server().preload("distkit.cluster.processes.preload:hook")
         server().prepare(payload)
         ranks.start(recording=record)
         conductor = Conductor(
