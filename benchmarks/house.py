@@ -26,10 +26,9 @@ class Line(NamedTuple):
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
-    "distkit": Line(999, 550),
+    "distkit": Line(1_226, 900),
     "distkit/algorithms": Line(1_325, 1_300),
     "distkit/cluster": Line(3_200, 3_000),
-    "distkit/data": Line(252, 350),
     "distkit/diagnosis": Line(1_739, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_593, 1_600),
@@ -49,10 +48,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_464, 15_000),
-    "the whole product": Line(25_350, 25_000),
+    "all of distkit": Line(15_439, 15_000),
+    "the whole product": Line(25_325, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(181, 150),
+    "files in distkit": Line(178, 150),
     "names at the top level": Line(27, 23),
 }
 

@@ -19,8 +19,8 @@ from distkit import kvstore
 from distkit._format import count, human_seconds
 from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
 from distkit.cluster.runs.run import run_ranks
-from distkit.data.dataset import shard
-from distkit.data.sets import digits as digits  # also as dk.demos.digits
+from distkit.data import digits as digits  # also as dk.demos.digits
+from distkit.data import shard
 from distkit.recorded import RECORDED as RECORDED
 from distkit.recorded import recorded as recorded
 from distkit.recording.gradients import watch_gradients

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from distkit.data.evaluation import Metric, correct, total
+from distkit.data import Metric, correct, total
 from distkit.errors import StrategyError
 from distkit.recording.recorder import mark
 from distkit_strategies import checkpoint

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from distkit.data import AutoShardPolicy, DistributedDataset, Plan, split
-from distkit.data.policies import make_plan
+from distkit.sharding import make_plan
 
 DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
 
