@@ -13,12 +13,11 @@ from typing import Any
 from msgspec import structs
 
 from distkit.cluster import card, machine
-from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell
+from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell, warn
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT_RANKS, Plan, make_plan
 from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
 from distkit.cluster.rank import seeds
-from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
@@ -132,7 +131,7 @@ class Cluster:
             threads=threads,
         )
         if plan.oversubscription_warning:
-            report.warn([plan.oversubscription_warning], UserWarning)
+            warn([plan.oversubscription_warning], UserWarning)
         self._open(plan)
 
     @classmethod
@@ -325,9 +324,8 @@ class Cluster:
         payload = pack(fn, args, kwargs)
         self.wait()
         with self._submitting:
-            running = self._supervisor.run
             # its processes may still be importing a module
-            if running is not None and running.ending:
+            if (running := self._supervisor.run) is not None and running.ending:
                 self._supervisor.run_ended.wait(RESPONSE_TIMEOUT)
                 running = self._supervisor.run
             self.wait()
@@ -362,9 +360,11 @@ class Cluster:
         return run
 
     def _busy_error(self, run: Conductor) -> ClusterError:
-        state, remedy = "busy with", "Wait for it (run.wait())"
-        if run.stepped:
-            state, remedy = "stepping through", "Finish it (cluster.stepper.finish())"
+        state, remedy = (
+            ("stepping through", "Finish it (cluster.stepper.finish())")
+            if run.stepped
+            else ("busy with", "Wait for it (run.wait())")
+        )
         return ClusterError(
             f"the cluster is {state} {run.name}. {remedy}, or end it (cluster.interrupt())."
         )
@@ -399,8 +399,7 @@ class Cluster:
 
     def interrupt(self) -> None:
         """Interrupt the current run on every rank; the cluster stays usable."""
-        run = self._supervisor.run
-        if run is not None:
+        if (run := self._supervisor.run) is not None:
             run.interrupt()
 
     def kill(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Maps source files to notebook cells, and reads their text."""
+"""Maps source files to notebook cells, reads their text, and warns at a user's line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import ast
 import itertools
 import linecache
 import sys
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from distkit.errors import OWN, CommunicationWarning, wrapped
+from distkit.recording.recorder import is_user_file
+
+#: Warns that the processes of ``%%ranks`` cells have exited.
+LOST_CELLS = (
+    "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
+    "new engines."
+)
 
 _files: dict[str, str] = {}  # label of a file -> its path
 _labels: dict[str, str] = {}  # file of a cell that runs on the ranks -> its label
@@ -127,3 +137,20 @@ def _text(label: str) -> str:
     file = _files.get(label, label)
     linecache.checkcache(file)
     return "".join(linecache.getlines(file))[:_MAX_SOURCE]
+
+
+def warn(notices: Sequence[object], category: type[Warning] = CommunicationWarning) -> None:
+    """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
+    frame = sys._getframe()
+    while frame.f_back is not None and (
+        (file := frame.f_code.co_filename).startswith(OWN) or not is_user_file(file)
+    ):
+        frame = frame.f_back
+    file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
+    head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
+    for notice in notices:
+        warning = category(
+            wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)
+        )
+        vars(warning)["notice"] = notice  # a notebook shows it as a card
+        warnings.warn_explicit(warning, category, file, int(line))

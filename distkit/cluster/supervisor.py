@@ -11,9 +11,9 @@ from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
+from distkit.cluster.notebook import LOST_CELLS, warn
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.fork_client import server
-from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.ranks import ProcessHost, Ranks, this_machine
 from distkit.errors import DistkitError, StartError
@@ -115,12 +115,11 @@ class Supervisor:
             StartError: the engines do not start.
         """
         with self._starting:
-            previous = self.engines
-            if previous is not None and previous.usable:
-                return previous
-            if previous is not None:
+            if (previous := self.engines) is not None:
+                if previous.usable:
+                    return previous
                 previous.close()
-                report.warn([] if previous.loss_reported else [report.LOST_CELLS])
+                warn([] if previous.loss_reported else [LOST_CELLS])
             engines = self.engines = Engines(
                 self.plan, self.folder, hosts=self.hosts, on_change=self.card.refresh
             )

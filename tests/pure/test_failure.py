@@ -11,7 +11,15 @@ import pytest
 import traces
 
 from distkit.cluster.runs import report
-from distkit.cluster.runs.outcome import MAX_FRAMES, MAX_TEXT, Failure, Outcome, describe, printable
+from distkit.cluster.runs.outcome import (
+    MAX_FRAMES,
+    MAX_TEXT,
+    Failure,
+    Outcome,
+    describe,
+    printable,
+    rank_ends,
+)
 from distkit.trace.trace import Trace
 from tests.stress.misuse import catalog
 
@@ -78,7 +86,7 @@ def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:
 
 
 def verdict(*outcomes: Outcome) -> str:
-    info = traces.info(world_size=2, ends=report.rank_ends(outcomes))
+    info = traces.info(world_size=2, ends=rank_ends(outcomes))
     return str(report.run_error("train", list(outcomes), Trace([], info)))
 
 

@@ -10,8 +10,9 @@ import pytest
 import traces
 
 import distkit as dk
+from distkit.cluster import notebook
 from distkit.cluster.runs import report
-from distkit.cluster.runs.outcome import Outcome, describe
+from distkit.cluster.runs.outcome import Outcome, describe, exit_cause, rank_ends
 from distkit.kvstore.protocol.options import StoreOptions
 from distkit.trace.trace import Trace
 
@@ -24,17 +25,16 @@ def died(how: str) -> Outcome:
 
 def error_of(outcome: Outcome) -> dk.errors.RankError:
     """Return the error of a run in which one rank had this outcome."""
-    ends = report.rank_ends([outcome])
-    trace = Trace([], traces.info(world_size=2, ranks=WORKERS, ends=ends))
-    error = report.run_error("train", [outcome], trace)
+    info = traces.info(world_size=2, ranks=WORKERS, ends=rank_ends([outcome]))
+    error = report.run_error("train", [outcome], Trace([], info))
     assert isinstance(error, dk.errors.RankError)
     return error
 
 
 def test_warning_in_a_notebook_is_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "in_notebook", lambda: True)
+    monkeypatch.setattr(notebook, "in_notebook", lambda: True)
     with pytest.warns(dk.errors.CommunicationWarning) as caught:
-        report.warn([", ".join(["all_reduce() of float32[1]"] * 9)])
+        notebook.warn([", ".join(["all_reduce() of float32[1]"] * 9)])
     rest = str(caught[0].message).split("\n")[1:]
     assert rest and all(len(s) <= 100 and s.startswith(("all", "of", "float")) for s in rest)
 
@@ -89,8 +89,8 @@ def test_notebook_wraps_long_messages_at_spaces() -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        (report.cause(-signal.SIGKILL), "If memory ran out"),
-        (report.cause(-signal.SIGKILL), "the call or the command that sent the signal"),
+        (exit_cause(-signal.SIGKILL), "If memory ran out"),
+        (exit_cause(-signal.SIGKILL), "the call or the command that sent the signal"),
         ("signal SIGSEGV", "crashed in native code"),
         ("exit status 3", "a call to os._exit"),
     ],
@@ -103,6 +103,6 @@ def test_exit_status_suggests_a_remedy(how: str, expected: str) -> None:
 
 def test_last_output_of_gloo_explains_the_death() -> None:
     log = "what(): [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received"
-    message = str(error_of(died(report.cause(-signal.SIGABRT, log=log))))
+    message = str(error_of(died(exit_cause(-signal.SIGABRT, log=log))))
     assert "signal SIGABRT: gloo received 12 bytes where 8 were expected" in message
     assert "compare the shapes, dtypes and splits" in message and "os._exit" not in message

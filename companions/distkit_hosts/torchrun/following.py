@@ -143,7 +143,7 @@ class Following(Run):
         while not self.finished:
             if self._attached.deadlock and not self._attached.ending:
                 state = "The ranks still wait: run.interrupt() ends those on this machine."
-                raise report.deadlock_error(self._attached.deadlock, state, lambda: self.trace)
+                raise report.deadlock_error(self._attached.deadlock, state, self.trace)
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
             self._attached.done.wait(POLL_INTERVAL)

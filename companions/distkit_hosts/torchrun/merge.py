@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from distkit.cluster.runs.report import crash_frames
+from distkit.cluster.runs.outcome import crash_frames
 from distkit.errors import TraceFileError
 from distkit.events import WORLD, Event
 from distkit.recording.recorder import to_table

@@ -13,24 +13,25 @@ import traceback
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import structs
 
 from distkit import companions
 from distkit.cluster.notebook import line_label
-from distkit.cluster.runs import report
 from distkit.cluster.runs.live_trace import LiveTrace
-from distkit.cluster.runs.outcome import Failure, Outcome
+from distkit.cluster.runs.outcome import Failure, Outcome, exit_cause, rank_ends
 from distkit.cluster.runs.output import OutputBuffer
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
-from distkit.diagnosis.diagnose import Finding
 from distkit.errors import DistkitError, RunError, RunInterrupted
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
 from distkit.trace.trace import Trace, without_idle_servers
+
+if TYPE_CHECKING:
+    from distkit.diagnosis.findings import Finding
 
 #: Grace period for the other ranks to fail or finish after one has failed [s].
 GRACE = 0.3
@@ -41,6 +42,9 @@ INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
 #: Maximum number of events of a finished run to diagnose automatically.
 MAX_DIAGNOSED_EVENTS = 10_000
+
+#: Maximum number of replacements of a process in a run, because its failure may be permanent.
+MAX_REPLACEMENTS = 3
 
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
@@ -168,7 +172,7 @@ class Conductor:
         if self._trace is not None:
             return self._trace
         final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
-        ends = final_ends or report.rank_ends(self.outcomes.values())
+        ends = final_ends or rank_ends(self.outcomes.values())
         trace = self.live.snapshot(ends, self.replacements)
         if final_ends:
             if trace.info.clocks:
@@ -205,7 +209,7 @@ class Conductor:
             case "text":
                 self.output.add(rank, *data)
             case "replaced":
-                self._begin_process(rank, report.cause(data), time.monotonic())
+                self._begin_process(rank, exit_cause(data), time.monotonic())
             case "outcome":
                 self.add_outcome(msgspec.convert(data, Outcome))
             case "waits":
@@ -240,7 +244,7 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            how = report.cause(status, expected=rank in self._expected_exits, log=log)
+            how = exit_cause(status, expected=rank in self._expected_exits, log=log)
             if not self._request_replacement(rank, how):
                 self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
 
@@ -259,7 +263,7 @@ class Conductor:
         with self.changed:
             if (
                 self._on_crash != "replace"
-                or self.incarnation(rank) >= report.MAX_REPLACEMENTS
+                or self.incarnation(rank) >= MAX_REPLACEMENTS
                 or self.is_cell
                 or self.stepped
                 or self.ending
@@ -360,27 +364,19 @@ class Conductor:
     # -- conclusion ----------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Determine the run's error; later checks take precedence."""
+        """Determine the run's error; earlier checks take precedence."""
         self.seconds = time.perf_counter() - self._started
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
         ended = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(ended, key=lambda o: o.rank)
         self._add_final_facts(outcomes)
-        error: RunError | None = None
-        if self.failed or unresponsive:
-            error = report.run_error(self.name, ended, self.trace)
-        if self.deadlock:
-            error = report.deadlock_error(
-                self.deadlock,
-                report.with_state(f"{self.name} was stopped on all ranks", self._conclusion),
-                lambda: self.trace,
-            )
-        if self._interrupted and not self.died:
-            error = report.interrupt_error(
-                self.name, self._conclusion, outcomes, self._interrupt_findings
-            )
+        if not (self.failed or unresponsive or self.deadlock or self._interrupted):
+            return
+        from distkit.cluster.runs import report  # lazy: it imports the diagnosis
+
+        # assigned once: other threads read it during a long diagnosis
         if self.abandoned:
-            error = RunInterrupted(
+            self.error = RunInterrupted(
                 "\n".join(
                     [
                         *map(str, report.notable(self._interrupt_findings)),
@@ -388,7 +384,18 @@ class Conductor:
                     ]
                 )
             )
-        self.error = error  # assigned once: other threads read it during a long diagnosis
+        elif self._interrupted and not self.died:
+            self.error = report.interrupt_error(
+                self.name, self._conclusion, outcomes, self._interrupt_findings
+            )
+        elif self.deadlock:
+            self.error = report.deadlock_error(
+                self.deadlock,
+                report.with_state(f"{self.name} was stopped on all ranks", self._conclusion),
+                self.trace,
+            )
+        elif self.failed or unresponsive:
+            self.error = report.run_error(self.name, ended, self.trace)
 
     def _add_final_facts(self, outcomes: list[Outcome]) -> None:
         """Add to the trace the facts that the ranks reported when they ended."""
@@ -404,5 +411,5 @@ class Conductor:
             seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
-            ends=report.rank_ends(outcomes),
+            ends=rank_ends(outcomes),
         )

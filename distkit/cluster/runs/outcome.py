@@ -1,4 +1,4 @@
-"""The outcome of a function on one rank as plain data, with its exception as text.
+"""The outcome of a function on one rank as plain data, and what it says about the rank's end.
 
 Exceptions are the user's objects: ``__str__`` may raise, exit the process or not return a string.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -14,6 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from distkit.cluster.notebook import line_label
+from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
+from distkit.errors import OWN, is_generated
+from distkit.recording.recorder import is_user_file
+from distkit.trace.info import RankEnd
 
 #: Maximum length of a text [characters] and of a traceback, which keeps the innermost frames.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
@@ -23,6 +30,9 @@ MAX_CAUSES = 10
 
 #: Text of an exception that is the consequence of a broken connection to a peer.
 CONNECTION_BROKEN = re.compile(r"Connection (closed|reset) by peer")
+
+#: gloo's message if it received more than the tensor's size.
+_LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 #: Text of the KeyboardInterrupt for a SIGINT that distkit did not send.
 SIGINT = "signal SIGINT"
@@ -160,3 +170,81 @@ def _frames(stack: Iterable[traceback.FrameSummary]) -> list[Frame]:
         for f in stack
         if not f.filename.startswith(_OWN_FILES)
     ]
+
+
+# -- the end of a rank ---------------------------------------------------------------------
+
+
+def exit_cause(status: int, *, expected: bool = False, log: str = "") -> str:
+    """Return the cause of a process's exit.
+
+    Args:
+        status: exit status, as from ``os.waitstatus_to_exitcode``.
+        expected: whether ``dk.inject_faults`` killed it.
+        log: end of its log, which may contain gloo's reason.
+    """
+    if status == -signal.SIGKILL and expected:
+        return "dk.inject_faults killed it, as requested"
+    if status == CHANNEL_CLOSED:
+        return (
+            "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
+        )
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    if sizes := _LARGER.search(log):
+        how += f": gloo received {sizes[1]} bytes where {sizes[2]} were expected"
+    return how
+
+
+def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
+    """Return the end of each rank, for the trace's ``info.ends``."""
+    return {o.rank: rank_end(o) for o in outcomes}
+
+
+def rank_end(outcome: Outcome) -> RankEnd:
+    """Return the end of a rank."""
+    if outcome.died:
+        return RankEnd(
+            "died",
+            outcome.died,
+            line_in(crash_frames(outcome.log)[::-1]),
+            outcome.died_at,
+        )
+    error = outcome.error
+    if error is None:
+        return RankEnd("returned", outcome.remark)
+    if error.released or is_consequence(error):
+        return RankEnd("released")
+    return RankEnd("raised", f"{error.type}: {error.text}", line_in(error.frames))
+
+
+def is_consequence(error: Failure) -> bool:
+    """Return True if a rank failed only because its connection to a peer broke."""
+    return error.consequence or CONNECTION_BROKEN.search(error.text) is not None
+
+
+def crash_frames(log: str) -> list[Frame]:
+    """Return the user's frames of the crashed thread in a log, innermost first."""
+    report = log.partition("Fatal Python error")[2]
+    stack = report.partition("(most recent call first):")[2].partition("\n\n")[0]
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
+    return [(file, int(line), name, None) for file, line, name in frames if is_user_file(file)]
+
+
+def line_in(frames: list[Frame]) -> str:
+    """Return the innermost line of user code, not of an installed package or of Cython.
+
+    A line of distkit's reference implementations counts only if there is no other.
+    """
+    known = sorted(
+        (
+            (file, number)
+            for file, number, function, _ in reversed(frames)
+            if file and is_user_file(file)
+            if "." not in function and not is_generated(file, function)
+        ),
+        key=lambda line: line[0].startswith(OWN),
+    )
+    if not (known or frames):
+        return ""
+    file, number = known[0] if known else frames[-1][:2]
+    return line_label(f"{file}:{number}")

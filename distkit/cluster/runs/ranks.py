@@ -29,7 +29,7 @@ from distkit.cluster.processes.fork_client import (
 )
 from distkit.cluster.processes.rank_spec import Spec, free_port, inherited
 from distkit.cluster.runs.conductor import Conductor, RankController
-from distkit.cluster.runs.report import cause
+from distkit.cluster.runs.outcome import exit_cause
 from distkit.errors import StartError
 from distkit.trace.info import RankInfo, RunInfo
 
@@ -389,9 +389,9 @@ class Ranks(RankController):
         else:
             role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
-            run.abandon(f"{name} has exited ({cause(status)}). Run again")
+            run.abandon(f"{name} has exited ({exit_cause(status)}). Run again")
 
     def _leave(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, perhaps before it registered."""
         if self.servers:
-            self.children[max(self.servers)].send(("left", node, incarnation, cause(status)))
+            self.children[max(self.servers)].send(("left", node, incarnation, exit_cause(status)))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import linecache
-import re
-import signal
-import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from distkit._format import named, times
-from distkit.cluster.notebook import in_notebook, line_label
-from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
-from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
+from distkit.cluster.notebook import line_label
+from distkit.cluster.runs.outcome import (
+    Failure,
+    Frame,
+    Outcome,
+    crash_frames,
+    is_consequence,
+    line_in,
+    rank_end,
+)
 from distkit.diagnosis import rules
 from distkit.diagnosis.deadlocks import raised, remedy_for_end
 from distkit.diagnosis.findings import Finding, verb
 from distkit.errors import (
-    OWN,
-    CommunicationWarning,
     DeadlockError,
     MismatchError,
     NotPicklableError,
@@ -28,70 +29,17 @@ from distkit.errors import (
     RunError,
     RunInterrupted,
     is_generated,
-    wrapped,
 )
-from distkit.recording.recorder import MACHINERY, is_user_file
+from distkit.recording.recorder import MACHINERY
 from distkit.trace.calls import at, last_call
-from distkit.trace.info import RankEnd, Replacement
+from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
-
-LOST_CELLS = (
-    "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
-    "new engines."
-)
 
 #: Exceptions this close together are ordered by rank, since a busy machine delays some [s].
 SIMULTANEOUS = 0.1
 
-#: Maximum number of replacements of a process in a run, because its failure may be permanent.
-MAX_REPLACEMENTS = 3
 
-
-def cause(status: int, *, expected: bool = False, log: str = "") -> str:
-    """Return the cause of a process's exit.
-
-    Args:
-        status: exit status, as from ``os.waitstatus_to_exitcode``.
-        expected: whether ``dk.inject_faults`` killed it.
-        log: end of its log, which may contain gloo's reason.
-    """
-    if status == -signal.SIGKILL and expected:
-        return "dk.inject_faults killed it, as requested"
-    if status == CHANNEL_CLOSED:
-        return (
-            "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
-        )
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    if sizes := _LARGER.search(log):
-        how += f": gloo received {sizes[1]} bytes where {sizes[2]} were expected"
-    return how
-
-
-#: gloo's message if it received more than the tensor's size.
-_LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-
-
-def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
-    """Return the end of each rank, for the trace's ``info.ends``."""
-    return {o.rank: _rank_end(o) for o in outcomes}
-
-
-def _rank_end(outcome: Outcome) -> RankEnd:
-    if outcome.died:
-        return RankEnd(
-            "died", outcome.died, _user_line(crash_frames(outcome.log)[::-1]), outcome.died_at
-        )
-    error = outcome.error
-    if error is None:
-        return RankEnd("returned", outcome.remark)
-    if error.released or _is_consequence(error):
-        return RankEnd("released")
-    return RankEnd("raised", f"{error.type}: {error.text}", _user_line(error.frames))
-
-
-def deadlock_error(
-    findings: list[Finding], conclusion: str, trace: Callable[[], Trace]
-) -> DeadlockError:
+def deadlock_error(findings: list[Finding], conclusion: str, trace: Trace) -> DeadlockError:
     """Return the error that consists of these findings and a conclusion."""
     kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
     error = kind("\n".join([*map(str, findings), conclusion]), findings)
@@ -99,7 +47,7 @@ def deadlock_error(
     def draw(brief: bool = False) -> dict[str, str]:
         from distkit.views.scene import figures
 
-        return figures.hang(findings, trace(), brief=brief)
+        return figures.hang(findings, trace, brief=brief)
 
     error.draw = draw
     return error
@@ -122,15 +70,16 @@ def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
     """Describe the user's lines where ranks were stopped."""
     ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
-        if o.error and o.error.released and (line := _user_line(o.error.frames)):
+        if o.error and o.error.released and (line := line_in(o.error.frames)):
             ranks_by_line.setdefault(line, []).append(o.rank)
     parts = [f"{verb(r, 'were')}{at(line)}" for line, r in ranks_by_line.items()]
     return [text[:1].upper() + text[1:] for text in [f"{'; '.join(parts)}."] if parts]
 
 
-def notable(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, except for stragglers."""
-    return [f for f in findings if f.code != rules.straggler.code]
+def notable(findings: Iterable[Finding], *, in_cell: bool = False) -> list[Finding]:
+    """Return the findings, except for stragglers and messages that a later cell may match."""
+    unmatched = {rules.no_receiver.code, rules.no_sender.code} if in_cell else set()
+    return [f for f in findings if f.code not in {rules.straggler.code, *unmatched}]
 
 
 def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
@@ -146,23 +95,6 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
     ]
 
 
-def warn(notices: Sequence[str | Finding], category: type[Warning] = CommunicationWarning) -> None:
-    """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
-    frame = sys._getframe()
-    while frame.f_back is not None and (
-        (file := frame.f_code.co_filename).startswith(OWN) or not is_user_file(file)
-    ):
-        frame = frame.f_back
-    file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
-    head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
-    for notice in notices:
-        warning = category(
-            wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)
-        )
-        vars(warning)["notice"] = notice  # a notebook shows it as a card
-        warnings.warn_explicit(warning, category, file, int(line))
-
-
 def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
     """Return the error of a run; None if every rank returned.
 
@@ -176,7 +108,7 @@ def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | No
     """
     dead = [o for o in outcomes if o.died]
     raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
-    causes = [(o, e) for o, e in raised if not _is_consequence(e)] or raised[:1]
+    causes = [(o, e) for o, e in raised if not is_consequence(e)] or raised[:1]
     if dead and not (causes and _precedes(*causes[0], dead[0], outcomes)):
         return _death_error(dead[0], trace)
     if causes:
@@ -200,14 +132,9 @@ def _precedes(raised: Outcome, error: Failure, death: Outcome, ended: list[Outco
     """Return True if an exception cannot be the consequence of a process's exit."""
     return (
         ended.index(raised) < ended.index(death)
-        and not _is_consequence(error)
+        and not is_consequence(error)
         and error.type != "KVStoreError"
     )
-
-
-def _is_consequence(error: Failure) -> bool:
-    """Return True if a rank failed only because its connection to a peer broke."""
-    return error.consequence or CONNECTION_BROKEN.search(error.text) is not None
 
 
 def _findings(rank: int, default: str, trace: Trace) -> list[str]:
@@ -221,7 +148,7 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 
 def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
-    rank, how, end = outcome.rank, outcome.died, _rank_end(outcome)
+    rank, how, end = outcome.rank, outcome.died, rank_end(outcome)
     exited = f"process of rank {rank} exited ({how})."
     finding, *others = _findings(
         rank, f"the {exited} {remedy_for_end(how)} [{rules.died.code}]", trace
@@ -242,18 +169,10 @@ def _crash_report(log: str, max_lines: int = 15) -> str:
     return "\n".join([*message, _traceback(crash_frames(log))]).strip()
 
 
-def crash_frames(log: str) -> list[Frame]:
-    """Return the user's frames of the crashed thread in a log, innermost first."""
-    report = log.partition("Fatal Python error")[2]
-    stack = report.partition("(most recent call first):")[2].partition("\n\n")[0]
-    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    return [(file, int(line), name, None) for file, line, name in frames if is_user_file(file)]
-
-
 def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.type == "NotPicklableError":
         return NotPicklableError(f"rank {rank}: {error.text}")
-    line, description = _user_line(error.frames), f"{error.type}: {error.text}"
+    line, description = line_in(error.frames), f"{error.type}: {error.text}"
     parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
     if trace.info.replaced and "process group has not been initialized" in error.text:
         parts.append(
@@ -269,26 +188,6 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.cause:
         parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, exception=description, traceback=text)
-
-
-def _user_line(frames: list[Frame]) -> str:
-    """Return the innermost line of user code, not of an installed package or of Cython.
-
-    A line of distkit's reference implementations counts only if there is no other.
-    """
-    known = sorted(
-        (
-            (file, number)
-            for file, number, function, _ in reversed(frames)
-            if file and is_user_file(file)
-            if "." not in function and not is_generated(file, function)
-        ),
-        key=lambda line: line[0].startswith(OWN),
-    )
-    if not (known or frames):
-        return ""
-    file, number = known[0] if known else frames[-1][:2]
-    return line_label(f"{file}:{number}")
 
 
 def _traceback(frames: Iterable[Frame]) -> str:

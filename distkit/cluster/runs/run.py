@@ -13,23 +13,21 @@ from msgspec import structs
 
 from distkit._format import short_call
 from distkit.cluster import machine
-from distkit.cluster.notebook import in_notebook
+from distkit.cluster.notebook import LOST_CELLS, in_notebook, warn
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.cluster.processes.fork_client import end, server
 from distkit.cluster.rank import seeds
-from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome, text
 from distkit.cluster.runs.ranks import Ranks
-from distkit.diagnosis import rules
-from distkit.diagnosis.diagnose import Finding
 from distkit.errors import NotPicklableError, RunError, RunStopped
 from distkit.events import Event
 from distkit.recording import faults
 from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from distkit.diagnosis.findings import Finding
     from distkit.views import Timeline
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
@@ -176,19 +174,18 @@ class Run:
         if self._warned:
             return
         self._warned = True
-        conductor, outcomes = self._conductor, self._conductor.outcomes.values()
+        conductor = self._conductor
         if conductor.is_cell and not (conductor.intact or conductor.abandoned):
-            report.warn([report.LOST_CELLS])
+            warn([LOST_CELLS])
         if self.error is not None:
             return
-        report.warn(report.replacement_texts(self.name, conductor.replacements))
-        report.warn([missed for o in outcomes for missed in o.missed])
-        if conductor.live.event_count <= MAX_DIAGNOSED_EVENTS or conductor.died:
-            unmatched = (rules.no_receiver.code, rules.no_sender.code)
-            certain = [  # a later cell may match the messages of a cell
-                f for f in self.findings if not (conductor.is_cell and f.code in unmatched)
-            ]
-            report.warn(report.notable(certain))
+        warn([missed for outcome in conductor.outcomes.values() for missed in outcome.missed])
+        if conductor.live.event_count or conductor.live.info.unreduced:
+            from distkit.cluster.runs import report  # lazy: it imports the diagnosis
+
+            warn(report.replacement_texts(self.name, conductor.replacements))
+            if conductor.live.event_count <= MAX_DIAGNOSED_EVENTS or conductor.died:
+                warn(report.notable(self.findings, in_cell=conductor.is_cell))
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from distkit._format import named
-from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, RankController
+from distkit.cluster.runs.outcome import rank_ends
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
@@ -353,7 +353,7 @@ class Stepper:
         run = self._conductor
         for name, members in run.live.info.groups.items():
             self._graph.set_group(name, members)
-        for rank, end in report.rank_ends(list(run.outcomes.values())).items():
+        for rank, end in rank_ends(list(run.outcomes.values())).items():
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
     def _update_moment(self) -> None:

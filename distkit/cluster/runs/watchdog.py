@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from distkit.diagnosis.diagnose import Finding, diagnose
-from distkit.diagnosis.facts import Evidence
-from distkit.trace.log import EventLog
+if TYPE_CHECKING:
+    from distkit.diagnosis.findings import Finding
+    from distkit.trace.trace import Trace
 
 #: Interval between checks while some ranks still compute [s]; doubled after each harmless result.
 CHECK_INTERVAL = 1.0
@@ -51,10 +52,10 @@ class DeadlockWatchdog:
             return self._is_simultaneous(waiting)
         return time.monotonic() - self._since > max(CHECK_INTERVAL, self._interval)
 
-    def check(self, trace: EventLog, running: Collection[int]) -> list[Finding]:
+    def check(self, trace: Trace, running: Collection[int]) -> list[Finding]:
         """Return the deadlocks that are certain."""
         deadlocks = [
-            f for f in diagnose(trace) if f.hang and not self._is_progressing(trace, running)
+            f for f in trace.diagnose() if f.hang and not self._is_progressing(trace, running)
         ]
         if not deadlocks:
             self._harmless_key, self._checked_at = self._key, time.monotonic()
@@ -63,7 +64,7 @@ class DeadlockWatchdog:
             f for f in deadlocks if self._is_simultaneous({*f.waiting, *f.culprits} & set(running))
         ]
 
-    def _is_progressing(self, trace: EventLog, running: Collection[int]) -> bool:
+    def _is_progressing(self, trace: Trace, running: Collection[int]) -> bool:
         """Return True if one of several threads of a rank waits for a message in transit."""
         waits = {
             (r, seq)
@@ -73,6 +74,8 @@ class DeadlockWatchdog:
         }
         if not waits:
             return False
+        from distkit.diagnosis.facts import Evidence
+
         graph = Evidence(trace).graph
         spans = [s for s in trace.spans if (s.rank, s.seq) in waits]
         return len(spans) < len(waits) or any(graph.can_complete(s) for s in spans)
