@@ -115,7 +115,11 @@ class Table:
         ``most`` is the magnitude shown in full color; ``scaled`` rows have a color scale.
         """
         top, tensors = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
-        span = span_of(v for values in tensors for v in values)
+        span = (
+            span_of(v for values in tensors for v in values)
+            if any(len({*values}) > 1 for values in tensors)
+            else None  # constant tensors need no histogram
+        )
         descriptions = (
             f"{head} {', '.join(options[0] for _, options in cell.lines)}"
             for (head, *_), cell in zip(self.heads, cells, strict=True)
@@ -144,7 +148,7 @@ class Table:
         cell: Cell,
         s: Json,
         most: float,
-        span: tuple[float, float],
+        span: tuple[float, float] | None,
         lane: int | None,
     ) -> float:
         """Draw a tensor with its histogram and lines; return their total height."""
@@ -154,7 +158,7 @@ class Table:
         )
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
-        if len(values) >= self.min_values:
+        if span and len(values) >= self.min_values:
             bars = histogram(values, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + HISTOGRAM_HEIGHT
@@ -335,7 +339,9 @@ def bounds(s: Json) -> str:
     finite = [v for v in s["values"] if not isinstance(v, str)] or ["nan"]
     complete = not isinstance(s["min"], str)
     low, high = (s["min"], s["max"]) if complete else (min(finite), max(finite))
-    return f"{figure(low)} to {figure(high)}"
+    return (
+        f"{figure(low)} to {figure(high)}" if low != high else "all " * (s["size"] > 1) + figure(low)
+    )
 
 
 def non_finite_counts(s: Json) -> str:
