@@ -161,7 +161,7 @@ def _curve(
     """Draw lines over steps, and the value at the current step."""
     points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
-    low, most = min(0.0, *(y for _, y in points)), max(0.0, *(y for _, y in points))
+    low, most = min(y for _, y in points), max(y for _, y in points)
     x_scale, y_scale = (
         (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
         high / ((most - low) or 1.0),
@@ -175,7 +175,7 @@ def _curve(
     ends = title(f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}", aloud=True)
     scene.add(0, top, ends, text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12))
     axis = [
-        line(point(first, 0.0), point(last, 0.0), "base"),
+        line(point(first, low), point(last, low), "base"),
         *(
             text(
                 figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end", size=9
@@ -190,7 +190,7 @@ def _curve(
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, high + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
-        x, _ = point(max(n, first), 0.0)
+        x, _ = point(max(n, first), low)
         at = max((m for m in curve if m <= n), default=min(curve))
         scene.add(
             0,

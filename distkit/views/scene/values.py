@@ -340,7 +340,9 @@ def bounds(s: Json) -> str:
     complete = not isinstance(s["min"], str)
     low, high = (s["min"], s["max"]) if complete else (min(finite), max(finite))
     return (
-        f"{figure(low)} to {figure(high)}" if low != high else "all " * (s["size"] > 1) + figure(low)
+        f"{figure(low)} to {figure(high)}"
+        if low != high
+        else "all " * (s["size"] > 1) + figure(low)
     )
 
 
