@@ -85,7 +85,7 @@ def notable(findings: Iterable[Finding], *, in_cell: bool = False) -> list[Findi
 def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
     """Describe the processes that exited without ending the run."""
     consequence = {
-        "worker": "and was replaced: a new process ran the function from its beginning",
+        "worker": f"and was replaced: a new process ran {name} from its beginning",
         "server": "and its backup took over: no acknowledged push is lost. A second crash may "
         "lose values; the next run starts with all servers",
     }
