@@ -41,7 +41,7 @@ export function totals({ frame }, color) {
   const countTile = (n, word, bytes) => tile(grouped(n),
     plural(n, word).replace(/^\S+ /, "") + (bytes ? ` · ${humanBytes(bytes)}` : ""));
   return [
-    messages || !collectives ? countTile(messages, "message", message_bytes) : null,
+    messages ? countTile(messages, "message", message_bytes) : null,
     collectives ? countTile(collectives, "collective", collective_bytes) : null,
     tile(end > start ? humanSeconds(end - start) : "0 s", "first to last event"),
     ...hostTotals.map((parts) => tile(...parts)),
