@@ -378,11 +378,19 @@ class Writer:
             self._add_events(src, s, Op.SEND, sent, end, self.message_fields(dst, nbytes))
             self._add_events(dst, r, Op.RECV, requested, end, self.message_fields(src, nbytes))
 
-    def add_operation(self, op: Op, rank: int, begin: float, end: float, **fields: Any) -> None:
-        """Add an operation of a rank."""
+    def add_operation(
+        self,
+        op: Op,
+        rank: int,
+        begin: float,
+        end: float,
+        final: State = State.COMPLETED,
+        **fields: Any,
+    ) -> None:
+        """Add an operation of a rank, which ends in the state ``final``."""
         seq = int(self._seq[rank])
         self._seq[rank] += 1
-        self._add_events(rank, seq, op, begin, end, fields)
+        self._add_events(rank, seq, op, begin, end, fields, final)
 
     def add_operations(self, op: Op, begin: Floats, end: Floats, **fields: Any) -> None:
         """Add an operation of every rank."""
@@ -400,11 +408,18 @@ class Writer:
         }
 
     def _add_events(
-        self, rank: int, seq: int, op: Op, begin: float, end: float, fields: dict[str, Any]
+        self,
+        rank: int,
+        seq: int,
+        op: Op,
+        begin: float,
+        end: float,
+        fields: dict[str, Any],
+        final: State = State.COMPLETED,
     ) -> None:
         self.events.append(Event(rank, seq, op, State.STARTED, begin, **fields))
         if end < math.inf:
-            self.events.append(Event(rank, seq, op, State.COMPLETED, end, **fields))
+            self.events.append(Event(rank, seq, op, final, end, **fields))
 
     def trace(self, name: str, **fields: Any) -> Trace:
         """Return the events as a trace; ``fields`` override fields of its info."""

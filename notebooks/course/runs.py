@@ -41,9 +41,9 @@ def with_info(trace: Trace, **facts: Any) -> Trace:
     return Trace(trace.events, structs.replace(trace.info, **facts))
 
 
-def mark(rank: int, begin: float, end: float, label: str) -> Line:
+def mark(rank: int, begin: float, end: float, label: str, **fields: Any) -> Line:
     """Return a line of marked computation."""
-    return Op.MARK, rank, begin, end, {"attributes": {"label": label}}
+    return Op.MARK, rank, begin, end, {"attributes": {"label": label}, **fields}
 
 
 def _message(
@@ -437,21 +437,21 @@ def eager_and_compiled() -> Trace:
 
 
 def scheduled_functions() -> Trace:
-    """Seven functions on two workers; one dies at the end of a function, and is replaced."""
-    died = 68.0
-    fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6, 4))]
-    slow = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died)]
+    """Seven functions on two workers; one dies and is replaced, and its function runs again."""
+    died, final = 68.0, (State.COMPLETED, State.FAILED)
+    fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6))]
+    others = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died), (1, 4, died + 26, died + 40)]
     lines, done, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
-    for worker, n, begin, end in sorted([*fast, *slow], key=lambda run: run[-1]):
+    for worker, n, begin, end in sorted([*fast, *others], key=lambda run: run[-1]):
         lines += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
-        lines += [mark(worker, begin + 2, end, f"function {n}")]
+        lines += [mark(worker, begin + 2, end, f"function {n}", final=final[end == died])]
         lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
         if n not in done:
             done.append(n)
             facts = {"key": "w", "version": len(done), "workers": (worker,), "late": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
     lines += [mark(2, died, died + 24, "replaced: it was killed")]
-    lines += _request(Op.PULL, 0, died + 23, died + 24, died + 24, died + 25)
+    lines += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)
     trace = script(4, "seven functions", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
