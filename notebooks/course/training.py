@@ -313,7 +313,7 @@ TASKS: list[Task] = [
         "clip_gradients(gradients, max_norm)",
         "average gradients over all ranks, in place, and limit their norm to max_norm",
         "gradients is one tensor. Do what one process does with the whole batch: leave a mean "
-        "whose norm is\nat most ``max_norm`` unchanged, and scale a larger one down to that norm.",
+        "whose norm is\nat most max_norm unchanged, and scale a larger one down to that norm.",
         clip_gradients,
         (
             "Does one process clip the gradient of a part of the batch, or the mean?",
