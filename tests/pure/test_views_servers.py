@@ -252,7 +252,7 @@ def test_dead_nodes_are_labeled_and_crossed_out() -> None:
     )
     assert (opening(run), details(run, "pull")[-1]) == (
         run.end,
-        "waits forever for the gradient of worker 1",
+        "waits until the run ends for the gradient of worker 1",
     )
     assert [death.caption for death in keyframes(run, "death")] == ["worker 1 dies"]
 
