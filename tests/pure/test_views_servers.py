@@ -252,7 +252,7 @@ def test_dead_nodes_are_labeled_and_crossed_out() -> None:
     )
     assert (opening(run), details(run, "pull")[-1]) == (
         run.end,
-        "waits until the run ends for the gradient of worker 1",
+        "waits for the gradient of worker 1 until the run ends",
     )
     assert [death.caption for death in keyframes(run, "death")] == ["worker 1 dies"]
 

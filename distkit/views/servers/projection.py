@@ -193,8 +193,8 @@ def _details(
         return f"{present} of {len(history.ranks_of('worker', 'server'))} have registered"
     if kind == "pull":
         others = listed(r.awaiting, names)
-        until = "until the run ends " * (r.unanswered and not dead.isdisjoint(r.awaiting))
-        return f"waits {until}for the gradient of {others}" if others else "waits" * r.blocked
+        until = " until the run ends" * (r.unanswered and not dead.isdisjoint(r.awaiting))
+        return f"waits for the gradient of {others}{until}" if others else "waits" * r.blocked
     if kind == "optimizer":
         return str(r.span.attributes["optimizer"])
     if kind == "push":
