@@ -204,7 +204,7 @@ export class Renderer {
       c.fillStyle = color;
       c.fill();
     }
-    const ink = solid ? readable(color) : paused ? style.muted : style.fg;
+    const ink = solid ? readable(color) : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
       const tinted = !hatched && (open || kind !== "recv");
