@@ -85,9 +85,8 @@ def measure_step(
 
     step(lambda tensor: reduced.append(torch.zeros_like(tensor)))
     single_rank = dist.get_world_size() == 1
-    kinds = {"compute": lambda: step(lambda tensor: None)}
-    if not single_rank:
-        kinds |= {"sync": sync, "step": lambda: step(all_reduce)}
+    compute = {"compute": lambda: step(lambda tensor: None)}
+    kinds = compute if single_rank else {**compute, "sync": sync, "step": lambda: step(all_reduce)}
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -106,13 +105,14 @@ def _alternating(
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
-    """Return the time per action [s], until the slowest rank finishes."""
+    """Return the time per action on the slowest rank [s]."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
         action()
-    dist.barrier()
-    return (time.perf_counter() - begin) / steps
+    seconds = torch.tensor((time.perf_counter() - begin) / steps, dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
 
 
 def speedups(measured: Any) -> list[Row]:

@@ -26,9 +26,11 @@ def test_step_is_split_into_parts() -> None:
     for found, trained, threads in run.results:
         assert [*found] == ["compute", "sync", "step"] and min(found.values()) > 0
         assert trained and threads == 0
-    reduced = [s for s in run.trace.spans if s.rank == 0 and s.op is Op.ALL_REDUCE]
-    assert len(reduced) == 2 * 2 * 2  # sync and step, two blocks of two steps
-    assert len({s.nbytes for s in reduced}) == 1 and reduced[0].state is State.COMPLETED
+    gradients = [  # smaller all-reduces find the slowest rank
+        s for s in run.trace.spans if s.rank == 0 and s.op is Op.ALL_REDUCE and s.nbytes > 8
+    ]
+    assert len(gradients) == 2 * 2 * 2  # sync and step, two blocks of two steps
+    assert len({s.nbytes for s in gradients}) == 1 and gradients[0].state is State.COMPLETED
 
 
 def test_single_rank_sends_nothing() -> None:
@@ -36,10 +38,11 @@ def test_single_rank_sends_nothing() -> None:
     assert found["sync"] == 0 and found["step"] == found["compute"] > 0
 
 
-def test_slow_network_increases_communication_time() -> None:
-    with dk.inject_faults(latency=0.02):
-        found, _, _ = dk.run_ranks(parts, 2).results[0]
-    assert min(found["sync"], found["step"]) >= 0.02
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_slow_network_increases_only_communication_time(ranks: int) -> None:
+    with dk.inject_faults(latency=0.2):
+        found, _, _ = dk.run_ranks(parts, ranks, steps=1).results[0]
+    assert found["compute"] < 0.2 and (ranks == 1 or min(found["sync"], found["step"]) >= 0.2)
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"blocks": 0}])
