@@ -351,7 +351,7 @@ class Conductor:
             self.add_outcome(
                 Outcome(rank, died=f"{how}; a replacement could not be started: {error}")
             )
-        self.live.mark_replacement(rank, how, began, time.monotonic())
+        self.live.mark_replacement(rank, began, time.monotonic())
         self.on_end()
 
     def _begin_process(self, node: int, how: str, began: float) -> None:

@@ -92,13 +92,13 @@ class LiveTrace:
             ]
         )
 
-    def mark_replacement(self, rank: int, how: str, began: float, ended: float) -> None:
-        """Mark the time during which a rank was replaced, and the reason."""
-        seq, label = self._first_seq[rank] - 1, {"label": f"replaced: {how}"}
+    def mark_replacement(self, rank: int, began: float, ended: float) -> None:
+        """Mark the time during which a rank was replaced, as failed."""
+        seq, label = self._first_seq[rank] - 1, {"label": "replaced"}
         self._append_events(
             [
                 Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
-                for state, when in ((State.STARTED, began), (State.COMPLETED, ended))
+                for state, when in ((State.STARTED, began), (State.FAILED, ended))
             ]
         )
 
