@@ -460,7 +460,7 @@ TASKS: list[Task] = [
         "smallest_ranks",
         "smallest_ranks(compute, sync)",
         "return the smallest number of ranks that trains faster than one",
-        "A step computes for ``compute`` seconds and then synchronizes for ``sync`` seconds, for "
+        "A step computes for `compute` seconds and then synchronizes for `sync` seconds, for "
         "any number\nof ranks. Each rank has a different batch.",
         smallest_ranks,
         (
@@ -479,7 +479,7 @@ TASKS: list[Task] = [
         "learning_rate(step, base, ranks, warmup)",
         "return the learning rate of a step by the linear scaling rule with warm-up",
         "With R ranks, the full rate is R times base. The rate starts at base in step 0, grows in "
-        "equal steps,\nand reaches the full rate in step ``warmup``.",
+        "equal steps,\nand reaches the full rate in step `warmup`.",
         learning_rate,
         (
             "The completed fraction of the warm-up is step / warmup, but at most 1.",
