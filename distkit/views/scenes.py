@@ -66,7 +66,7 @@ class Tensors(SceneView):
     Tensors: 2 ranks
       rank 0 → rank 1  float32 [2] · at 0 µs
         = rank 1 received the values that rank 0 sent
-        values: colors: ±1; rank 0 1 to 1, norm 1.41; rank 1 1 to 1, norm 1.41
+        values: colors: ±1; rank 0 all 1, norm 1.41; rank 1 all 1, norm 1.41
     """
 
     def _project(self, trace: EventLog) -> Json:
