@@ -19,6 +19,7 @@ from distkit._format import aligned, human_seconds
 from distkit.algorithms.catalog import PIPELINES
 from distkit.errors import LayoutError
 from distkit.events import Op
+from distkit.trace.info import RankInfo
 from distkit.trace.trace import Trace
 from distkit.views.scene import figures
 from distkit.views.scene.theme import rank_color
@@ -316,7 +317,7 @@ class Job:
 
     @property
     def trace(self) -> Trace:
-        """The trace of a step of one pipeline, with one rank per tensor-parallel group.
+        """The trace of a step of one pipeline, with one lane per stage.
 
         With "zero_bubble_h2", steps overlap, so a single one takes longer than ``seconds``.
         """
@@ -339,9 +340,15 @@ class Job:
         for stage, group in enumerate(groups):
             times = clock[stage], float(ends[stage])
             writer.add_operation(Op.ALL_REDUCE, stage, *times, nbytes=nbytes, group=group)
-        label = {"label": "update"}
-        writer.add_operations(Op.MARK, ends, ends + parts["update"], attributes=label)
-        return writer.trace(self.title, groups=groups)
+        writer.add_operations(Op.MARK, ends, ends + parts["update"], attributes={"label": "update"})
+        return writer.trace(
+            self.title,
+            groups=groups,
+            ranks={
+                stage: RankInfo(name, "rank", host="none", device="simulated")
+                for stage, name in enumerate(groups)
+            },
+        )
 
     @property
     def title(self) -> str:
@@ -360,7 +367,7 @@ class Job:
             f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.utilization:.1%} of the peak",
             *(f"  {line}" for line in aligned(rows)),
-            f"{sum(first_stage.values()) / GIB:.1f} GiB on rank 0: {memory}",
+            f"{sum(first_stage.values()) / GIB:.1f} GiB per GPU: {memory}",
         ]
         return "\n".join(lines)
 

@@ -26,7 +26,7 @@ def test_step_is_the_sum_of_its_displayed_parts() -> None:
     lines = repr(found).splitlines()
     assert lines[0].startswith("1.3 billion parameters on 32 A100: dp 2 · tp 4 · pp 4, 8 × 4, 1f1b")
     assert [line.split()[0] for line in lines[2:-1]] == [*found.parts]
-    assert "GiB on rank 0: parameters" in lines[-1]
+    assert "GiB per GPU: parameters" in lines[-1]
 
 
 @pytest.mark.parametrize(

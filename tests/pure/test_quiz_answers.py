@@ -354,8 +354,8 @@ def job(trace: Trace) -> Answers:
         len(trace.ranks),
         len(seconds(0, "F")),
         round(median(seconds(0, "B")) / median(seconds(0, "F"))),
-        f"rank {min(ends, key=lambda rank: ends[rank])}",
-        f"rank {max(trace.ranks, key=kept)}",
+        f"stage {min(ends, key=lambda rank: ends[rank])}",
+        f"stage {max(trace.ranks, key=kept)}",
     )
 
 
