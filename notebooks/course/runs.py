@@ -350,10 +350,10 @@ def two_gpus(
                 all_reduce(
                     rank, at + 5, at + 5.5, 64 * MIB, attributes={**device, "memory": mib * MIB}
                 ),
-                mark(rank, at + 5, at + 5 + device_seconds / MS, f"GPU, {mib} MiB"),
                 mark(rank, at + 5.5, at + 8.5, "load"),
-                mark(rank, at + 8.5, at + 14.5, "x[0].item()"),  # copies after the GPU has finished
-                mark(rank, at + 14.5, at + 18, "update"),
+                mark(rank, at + 5.5, at + 5.5 + device_seconds / MS, f"GPU, {mib} MiB"),
+                mark(rank, at + 8.5, at + 15.5, "x[0].item()"),  # copies after the GPU has finished
+                mark(rank, at + 15.5, at + 19, "update"),
             ]
     ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
     return with_info(script(2, "two GPUs", *lines), ranks=ranks)
