@@ -650,9 +650,9 @@ TASKS: list[Task] = [
     Task(
         "steps_to_pay_off",
         "steps_to_pay_off(first, eager, compiled)",
-        "return after how many steps a compiled program has taken no longer than the eager one",
+        "return the smallest n for which n compiled steps take no longer than n eager steps",
         "The first compiled step takes first seconds, and each later one takes compiled seconds. "
-        "Each step of the\neager program takes eager seconds. Return math.inf if compilation "
+        "Each eager step\ntakes eager seconds. Return math.inf if compilation "
         "never pays off.",
         steps_to_pay_off,
         (
