@@ -764,10 +764,9 @@ TASKS: list[Task] = [
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
-        "may\narrive in any order, and several times. The worker already has the answers to all "
-        "its pushes with\na number below settled. The list begins in the middle of a run: if it "
-        "contains such a push for\nthe first time, the push was applied before the list began, and "
-        "must not be applied again.",
+        "may\narrive in any order, and several times. The worker already has the replies to all "
+        "its pushes with\na number below settled: they were applied, maybe before the list begins, "
+        "and must not be applied\nagain.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
