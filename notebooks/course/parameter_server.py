@@ -741,7 +741,7 @@ TASKS: list[Task] = [
         "round_ends(arrivals, backup)",
         "return when a round of dist_sync with backup workers is complete",
         "arrivals[w] is the time at which the gradient of worker w arrives [s]. A round does not "
-        "wait\nfor the last ``backup`` gradients.",
+        "wait\nfor the last `backup` gradients.",
         round_ends,
         (
             "Without backup workers, which gradient completes the round?",
