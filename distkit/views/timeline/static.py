@@ -288,7 +288,7 @@ class _Renderer:
         radius = height / 2 if bar["kind"] == "request" else 3
         label, after = ("", False) if bar["id"] in self.unnamed else self._label(bar)
         strength = 0 if after else STRENGTHS[style]
-        ink = svg.readable(color) if strength == 1 else {"open": WARNING_LIGHT}.get(style, INK)
+        ink = svg.readable(color) if strength == 1 else (WARNING_LIGHT if style == "open" else INK)
         halo = (
             f'font-size="11.5" stroke="{svg.tint(color, strength)}" stroke-width="3" '
             'paint-order="stroke" stroke-linejoin="round"'
