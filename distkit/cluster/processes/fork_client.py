@@ -20,7 +20,7 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from contextlib import suppress
 from typing import Any
@@ -33,7 +33,6 @@ from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.descendants import END_TIMEOUT
 from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import StartError
-from distkit.trace.log import grouped
 
 #: Timeout for a response from the fork server, which may be importing torch [s].
 RESPONSE_TIMEOUT = 60.0
@@ -281,15 +280,15 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
     return children
 
 
-def end(children: Iterable[Child], discard_logs: bool = False) -> None:
+def end(children: Collection[Child], discard_logs: bool = False) -> None:
     """Kill processes, on any machines, and their descendants.
 
     Args:
         children: the processes.
         discard_logs: whether other machines need not send their logs, because the run has ended.
     """
-    for fork_server, group in grouped(children, lambda child: child.server).items():
-        fork_server.kill(group, discard_logs)
+    for fork_server in {child.server for child in children}:
+        fork_server.kill([c for c in children if c.server is fork_server], discard_logs)
 
 
 def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:

@@ -9,15 +9,13 @@ import sys
 from functools import cache
 from importlib import import_module
 
-import numpy.random
+import numpy.random  # noqa: F401
 import torch.distributed
-import torch.nn.parallel
+import torch.nn.parallel  # noqa: F401
 
 import distkit.cluster.processes.roles
 import distkit.cluster.rank.rank  # noqa: F401
 from distkit.recording.tap import tap
-
-__all__ = ["numpy", "torch"]
 
 
 @cache

@@ -28,10 +28,10 @@ from distkit.errors import DistkitError, RunError, RunInterrupted
 from distkit.recording import blackbox
 from distkit.recording.plain import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
-from distkit.trace.trace import Trace, without_idle_servers
 
 if TYPE_CHECKING:
     from distkit.diagnosis.findings import Finding
+    from distkit.trace.trace import Trace
 
 #: Grace period for the other ranks to fail or finish after one has failed [s].
 GRACE = 0.3
@@ -171,6 +171,8 @@ class Conductor:
         """The communication received from the ranks so far."""
         if self._trace is not None:
             return self._trace
+        from distkit.trace.trace import without_idle_servers  # lazy: see LiveTrace.snapshot
+
         final_ends = self.live.info.ends  # read first: events may arrive while the trace is built
         ends = final_ends or rank_ends(self.outcomes.values())
         trace = self.live.snapshot(ends, self.replacements)

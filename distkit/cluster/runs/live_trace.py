@@ -17,10 +17,10 @@ from distkit.events import Event, Op, State
 from distkit.recording.plain import decode_rows
 from distkit.recording.recorder import to_table
 from distkit.trace.info import SEQ_STRIDE, RankEnd, Replacement, RunInfo, hosts_of
-from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
     from distkit.trace.columns import Table
+    from distkit.trace.trace import Trace
 
 #: Maximum number of events of a trace; later events are only counted.
 LIMIT = 2_000_000
@@ -109,6 +109,8 @@ class LiveTrace:
             ends: how ranks have ended.
             replaced: the replaced processes.
         """
+        from distkit.trace.trace import Trace  # lazy: not every run's trace is read
+
         table, until = self._table().sorted(), self.info.until
         info = structs.replace(
             self.info,

@@ -6,7 +6,6 @@ has imported torch, and exit with the run, together with their children.
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
@@ -264,9 +263,6 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         for r in run.ranks:
             self._execute(r)
-        # import while the ranks start: an import at exit would hide that Ctrl-C ended the program,
-        # and an import in another thread would block it forever in a child that is forked meanwhile
-        importlib.import_module("distkit.trace.matching")
         threading.Thread(
             target=self._conduct, args=(run, on_ended), name="distkit-run", daemon=True
         ).start()

@@ -24,10 +24,10 @@ from distkit.cluster.runs.ranks import Ranks
 from distkit.errors import NotPicklableError, RunError, RunStopped
 from distkit.events import Event
 from distkit.recording import faults
-from distkit.trace.trace import Trace
 
 if TYPE_CHECKING:
     from distkit.diagnosis.findings import Finding
+    from distkit.trace.trace import Trace
     from distkit.views import Timeline
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
