@@ -200,10 +200,7 @@ export class Renderer {
     c.fill();
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, kind);
-    else if (!solid) {
-      c.fillStyle = color;
-      c.fill();
-    }
+    else if (!solid) Object.assign(c, { fillStyle: color }).fill();
     const ink = solid ? readable(color) : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
@@ -262,18 +259,21 @@ export class Renderer {
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // The labels that fit into the visible parts of their boxes, or of a mark, after it. A collective
-  // is named once: on the first rank with space for its longest text.
+  // The labels that fit into the visible parts of their boxes. A collective is named once: on the
+  // first rank with space for its longest text. Text after a mark names marks that are all thin.
   #fitting() {
-    const [{ c, at, style: { font, fg, bg } }, named] = [this, new Map()];
+    const [{ c, at, style: { font, fg, bg } }, named, inside] = [this, new Map(), new Set()];
+    const wide = (t, size) => Object.assign(c, { font: `500 ${size}px ${font}` }).measureText(t).width;
+    const fitting = ({ size, texts }, room) => texts.find((t) => t && wide(t, size) <= room) ?? "";
     const fitted = this.labels.map((label) => {
       const [from, end] = [Math.max(label.x, at.left) + 5, Math.min(label.x + label.width, at.right)];
-      c.font = `500 ${label.size}px ${font}`;
-      const fits = (room) => (t) => t && c.measureText(t).width <= room;
-      const text = label.texts.find(fits(end - from - 3)) ?? "";
+      const text = fitting(label, end - from - 3);
+      if (text) inside.add(label.texts[0]);
       if (text.length > (named.get(label.call) ?? "").length) named.set(label.call, text);
-      const after = text ? "" : label.texts.find(fits(Math.min(label.next, at.right) - end - 10));
-      return after ? { ...label, from: end + 4, text: after, color: fg, halo: bg } : { ...label, from, text };
+      return { ...label, from, end, text };
+    }).map((label) => {
+      const after = !inside.has(label.texts[0]) && fitting(label, Math.min(label.next, at.right) - label.end - 10);
+      return after ? { ...label, from: label.end + 4, text: after, color: fg, halo: bg } : label;
     });
     return fitted.filter(({ call, text }) => text && (!call || (named.get(call) === text && named.delete(call))));
   }

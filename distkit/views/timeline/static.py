@@ -146,18 +146,25 @@ class _Renderer:
             for lane in picture["lanes"]
         ]
         self.left = min(62 + max([22.0, *widths]), 230)
-        start, end = picture["start"] or 0.0, picture["cut"] or 0.0
-        span = max(end - start, 1e-6)
+        start = picture["start"] or 0.0
+        span = max((picture["cut"] or 0.0) - start, 1e-6)
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
+        #: The labels of the marks that have space for them.
+        self.inside = {
+            bar["label"]
+            for bar in picture["bars"]
+            if bar["kind"] == "mark" and "label" in bar and self._inside_label(bar)
+        }
         # a collective is named once: on the first rank with space for its longest text
         ended = sorted(
             (b for b in picture["bars"] if "collective" in b and b["state"] == "completed"),
             key=lambda bar: (len(self._label(bar)[0]), -self.lanes[bar["rank"]].top),
         )
-        names = {(bar["collective"], bar["op"]): bar["id"] for bar in ended}
-        self.unnamed = {bar["id"] for bar in ended}.difference(names.values())
+        self.unnamed = {bar["id"] for bar in ended}.difference(
+            {(bar["collective"], bar["op"]): bar["id"] for bar in ended}.values()
+        )
 
     def _arrange(self, y: float) -> float:
         """Place the lanes from ``y`` on, and return their bottom edge."""
@@ -204,8 +211,7 @@ class _Renderer:
     def x(self, time: float) -> float:
         """Return the x coordinate of a time, clamped to the plot."""
         first, last = self.view
-        part = (time - first) / (last - first)
-        return self.left + min(max(part, 0.0), 1.0) * (RIGHT - self.left)
+        return self.left + min(max((time - first) / (last - first), 0), 1) * (RIGHT - self.left)
 
     # -- frame --------------------------------------------------------------------
 
@@ -285,7 +291,6 @@ class _Renderer:
             color = WARNING_LIGHT
         elif style == "mark":
             color = WORK_LIGHT[_kind(bar)]
-        radius = height / 2 if bar["kind"] == "request" else 3
         label, after = ("", False) if bar["id"] in self.unnamed else self._label(bar)
         strength = 0 if after else STRENGTHS[style]
         ink = svg.readable(color) if strength == 1 else (WARNING_LIGHT if style == "open" else INK)
@@ -295,19 +300,32 @@ class _Renderer:
         )
         start = x + width + 4 if after else x + 5
         return (
-            svg.rect(x, y, width, height, *_fill(style, color), radius),
+            svg.rect(
+                x,
+                y,
+                width,
+                height,
+                *_fill(style, color),
+                height / 2 if bar["kind"] == "request" else 3,
+            ),
             svg.text(start, y + height / 2 + 4, label, ink, halo) if label else "",
         )
 
     def _label(self, bar: Json) -> tuple[str, bool]:
-        """Return the longest label for which a bar has space, and whether it follows the bar."""
+        """Return the longest label for which a bar has space, and whether it follows the bar.
+
+        Labels after marks name marks that are all thin.
+        """
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
-        labels = [t for t in self._labels(bar, style) if height >= 11]
-        inside = fitting(labels, width - 8, 11.5)
+        if style != "mark" or width < MIN_LABELED or bar.get("label") in self.inside:
+            return self._inside_label(bar), False
         later = (left for left, top, *_ in self.boxes.values() if left > x and top == y)
         space = min(later, default=RIGHT) - x - width - 10
-        follows = not inside and style == "mark" and width >= MIN_LABELED
-        return (fitting(labels, space, 11.5), True) if follows else (inside, False)
+        return fitting(self._labels(bar, style), space, 11.5) if height >= 11 else "", True
+
+    def _inside_label(self, bar: Json) -> str:
+        _, _, width, height = self.boxes[bar["id"]]
+        return fitting(self._labels(bar, _style(bar)), width - 8, 11.5) if height >= 11 else ""
 
     def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
