@@ -111,7 +111,9 @@ class Verdict:
             for c in self.criteria
         )
         advice = re.sub(
-            r"(?m)(def .+(?=:$)|dk(?:\.\w+)+\(\w*\))", r"<code>\1</code>", linked(self.advice)
+            r"(?m)(def .+(?=:$)|dk(?:\.\w+)+\(\w*\))",
+            r"<code>\1</code>",
+            linked(re.sub(r"(?<=[^\n]{60}[^\n.:])\n(?=\S)", " ", self.advice)),  # unwrapped
         )
         return (
             f'<div style="border-left:4px solid {color};padding:4px 12px"><strong>'
