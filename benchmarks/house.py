@@ -51,7 +51,7 @@ TOTALS = {
     "all of distkit": Line(15_439, 15_000),
     "the whole product": Line(25_325, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(178, 150),
+    "files in distkit": Line(177, 150),
     "names at the top level": Line(27, 23),
 }
 

@@ -103,15 +103,24 @@ def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
 
     check_folder(args.html, args.wrong)
     traces: dict[str, Trace] = {}
+    about: dict[str, str] = {}
     for name in demos.ALL if "all" in args.names else args.names:
         lines, recorded = demos.ALL[name]()
         traces |= recorded
+        about |= dict.fromkeys(recorded, str(demos.ALL[name].__doc__))
         print(f"\n{name}: {demos.ALL[name].__doc__}")
         for line in lines:
             _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
     if args.html:
         print()
-        replay_page(traces, args.html, title="Messages between ranks")
+        traces = dict(sorted(traces.items(), key=lambda item: "ring" not in item[0]))  # shown first
+        replay_page(
+            traces,
+            args.html,
+            title="Messages between ranks",
+            about=about,
+            first=("stage", "servers"),
+        )
 
 
 # -- distkit trace and distkit replay ------------------------------------------------------------
@@ -154,9 +163,7 @@ def _replay(args: argparse.Namespace, remaining: list[str]) -> None:
     check_folder(args.html, args.wrong)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
-    from distkit.diagnosis.diagnose import diagnose
-
-    print_findings(diagnose(trace))
+    print_findings(trace.diagnose())
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
@@ -178,15 +185,17 @@ def open_trace(files: list[Path]) -> Trace:
 
 def _explain(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit.diagnosis.rules import RULES
-    from distkit.explain import find, page
 
     if args.finding is None:
         for code, listed in RULES.items():
             _print_wrapped(f"{code}  {listed.name:<20}  {listed.title()}", 29)
         return
-    rule = find(args.finding)
+    words = {word: rule for rule in RULES.values() for word in (rule.code.lower(), rule.name)}
+    rule = words.get(args.finding.lower())
     if rule is None:
         raise DistkitError(f"unknown finding {args.finding}. List all with: distkit explain")
+    from distkit.hangs import page
+
     print(page(rule))
 
 
@@ -246,9 +255,8 @@ def print_findings(findings: Iterable[Finding]) -> None:
 
 def _print_wrapped(line: str, inner: int) -> None:
     """Print a line, wrapped to the terminal's width; continuation lines are indented."""
-    width = shutil.get_terminal_size().columns
-    parts = textwrap.wrap(line, width, subsequent_indent=" " * inner, break_on_hyphens=False)
-    print("\n".join(parts))
+    wrap = partial(textwrap.wrap, subsequent_indent=" " * inner, break_on_hyphens=False)
+    print("\n".join(wrap(line, shutil.get_terminal_size().columns)))
 
 
 def summary(trace: Trace) -> str:

@@ -25,6 +25,7 @@ from distkit.recorded import RECORDED as RECORDED
 from distkit.recorded import recorded as recorded
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
+from distkit.trace.log import grouped
 from distkit.trace.trace import Trace
 
 RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
@@ -155,7 +156,7 @@ def sync_sgd() -> Result:
         f"replicas bitwise equal: {_equal(r['weights'] for r in run.results)}",
         _brief(run.trace),
     ]
-    return lines, {"sync_sgd": run.trace}
+    return lines, {"sync_sgd": first_steps(run.trace, "step"), "sync_sgd (all)": run.trace}
 
 
 def parameter_server() -> Result:
@@ -163,17 +164,37 @@ def parameter_server() -> Result:
     from distkit.cluster.cluster import Cluster  # ranks that call model() need not import it
 
     lines = ["2 workers, 2 servers and a scheduler, each in a separate process"]
-    traces = {}
+    traces: dict[str, Trace] = {}
     with Cluster(workers=2, servers=2) as cluster:
         for mode in ("dist_sync", "dist_async"):
             run = cluster.run(train_with_servers, mode)
-            losses, traces[mode] = run.results[0]["losses"], run.trace
+            losses = run.results[0]["losses"]
+            traces |= {mode: first_steps(run.trace, "gradient"), f"{mode} (all)": run.trace}
             learned = _learned(losses, run.results)
             lines += [
                 f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, {learned}",
                 f"      {_brief(run.trace)}",
             ]
     return lines, traces
+
+
+def first_steps(trace: Trace, label: str, steps: int = 3) -> Trace:
+    """Return the operations of each rank's first steps, which are marks with this label.
+
+    >>> from distkit.events import Event, Op, State
+    >>> label = {"label": "step"}
+    >>> t = Trace(Event(0, n, Op.MARK, State.STARTED, n, attributes=label) for n in range(5))
+    >>> len(first_steps(t, "step"))
+    3
+    """
+    marks = grouped((s for s in trace.spans if s.label == label), lambda s: s.rank)
+    ends = {rank: spans[steps].start for rank, spans in marks.items()}
+    shown = {
+        (s.rank, s.seq)
+        for s in trace.spans
+        if s.start < ends.get(s.rank, max(ends.values()))  # a server has no steps
+    }
+    return Trace((e for e in trace if (e.rank, e.seq) in shown), trace.info)
 
 
 #: The demonstrations by name, in teaching order.
@@ -213,6 +234,5 @@ def _picture(title: str, before: Tensor, after: Tensor) -> list[str]:
 
 
 def _blocks(image: Tensor) -> list[str]:
-    shades = " ░▒▓█"
     rows = image.reshape(8, 8).clamp(0, 1).mul(4).round().int().tolist()
-    return ["".join(shades[v] * 2 for v in row) for row in rows]
+    return ["".join(" ░▒▓█"[v] * 2 for v in row) for row in rows]

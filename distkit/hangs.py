@@ -21,6 +21,7 @@ from distkit import kvstore
 
 if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run
+    from distkit.diagnosis.rules import Rule
 
 # -- messages -----------------------------------------------------------------------
 
@@ -385,3 +386,16 @@ _CASES = [
 
 #: The catalog, by name.
 ALL = {case.program.__name__: case for case in _CASES}
+
+
+def page(rule: Rule) -> str:
+    """Return a rule's page in Markdown, with one of the programs that break it."""
+    title, meaning, remedy = rule.page.split("\n\n", 2)
+    example = ""
+    if cases := [case for case in ALL.values() if case.kind == rule.name]:
+        name = cases[0].program.__name__
+        call = f'`hangs.ALL["{name}"].run()` (after `from distkit import hangs`)'
+        source = f"```python\n{cases[0].source}```"
+        example = f"\n\n## Example\n\n{call} runs this program:\n\n{source}"
+    head = f"# {rule.code} {rule.name}\n\n**{title}**"
+    return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{remedy}\n"

@@ -154,9 +154,10 @@ def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
         span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
         if not span:
-            last = cluster.plan.ranks - 1
-            text = f"%%ranks {' '.join(words)}: pass ranks from 0 to {last}, such as 0,2 or 1-3"
-            raise UsageError(text)
+            raise UsageError(
+                f"%%ranks {' '.join(words)}: pass ranks from 0 to {cluster.plan.ranks - 1}, such "
+                "as 0,2 or 1-3"
+            )
         chosen += span[: cluster.plan.ranks + 1]  # enough to detect a missing rank
     return chosen or None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit import cli, explain
+from distkit import cli, hangs
 from distkit.diagnosis import rules
 from distkit.diagnosis.rules import RULES, Rule
 
@@ -36,7 +36,7 @@ def test_rule_has_a_code_a_name_and_a_page(rule: Rule) -> None:
     assert re.fullmatch(r"DK[1-69]\d\d", rule.code)
     assert re.fullmatch("[a-z_]+", rule.name)
     assert rule.title().endswith(".") and rule.message
-    page = explain.page(rule)
+    page = hangs.page(rule)
     assert page.startswith(f"# {rule.code} {rule.name}\n\n**{rule.title()}**")
     assert "```" in page.partition("## What to do")[2]
 

@@ -58,7 +58,6 @@ TOP = {
     "__main__",
     "cli",
     "demos",
-    "explain",
     "hangs",
     "ipython",
 }  # these may import everything

@@ -82,12 +82,12 @@ def test_page_of_several_traces_has_nested_tabs(tmp_path):
     assert found.picture(run=1)["title"] == "ring all-reduce"
 
 
-def test_page_opens_with_its_title(tmp_path):
-    text = to_html({"a": ping_pong()}, tmp_path / "run.html", title="Messages <1>").read_text()
-    found = Page(text)
-    assert "Messages <1>" in found.visible_text
-    assert found.views[0] == "timeline0"
-    assert "<h1>Messages &lt;1&gt;</h1>" in text
+def test_page_opens_with_its_title_a_sentence_and_a_chosen_view(tmp_path):
+    options = {"title": "Messages <1>", "about": {"a": "2 < 3"}, "first": ["servers", "stage"]}
+    text = to_html({"a": ping_pong(), "b": Trace()}, tmp_path / "run.html", **options).read_text()
+    assert "Messages <1>" in Page(text).visible_text and "2 < 3" in Page(text).visible_text
+    assert Page(text).views == ["stage0", "timeline0", "tensors0", "timeline1"]
+    assert '<div id="timeline0" role="tabpanel" aria-labelledby="timeline0tab" hidden>' in text
 
 
 def watched():

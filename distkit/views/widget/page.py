@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -80,6 +81,8 @@ def to_html(
     path: str | Path,
     *,
     title: str = "",
+    about: Mapping[str, str] | None = None,
+    first: Sequence[str] = (),
 ) -> Path:
     """Write a page with one trace, or with a tab for each of several traces.
 
@@ -89,6 +92,8 @@ def to_html(
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.
         path: the file to write.
         title: the page's heading.
+        about: a sentence about each of several traces, by name.
+        first: the views to open with; a trace opens with the first that it has, or the timeline.
 
     Returns:
         The path.
@@ -99,17 +104,20 @@ def to_html(
     True
     """
     traces = {"": trace} if isinstance(trace, EventLog) else dict(trace)
-    path = Path(path)
-    runs = [_Run(i, name, trace) for i, (name, trace) in enumerate(traces.items())]
+    path, about = Path(path), about or {}
+    runs = [
+        _Run(i, name, trace, about.get(name, ""), first)
+        for i, (name, trace) in enumerate(traces.items())
+    ]
     path.write_text(_page(runs, title), encoding="utf-8")
     return path
 
 
 def _page(runs: list[_Run], title: str) -> str:
     renderers = dict.fromkeys(renderer(view) for run in runs for view in run.pictures)
-    titles = [run.name or clean(run.trace.info.name) for run in runs]
+    names = " · ".join(filter(None, (run.name or clean(run.trace.info.name) for run in runs)))
     return _PAGE.substitute(
-        title=escape(title or " · ".join(filter(None, titles)) or "distkit replay"),
+        title=escape(title or names or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
         css=css(*renderers),
         tabs=_tabs("runs", {run.id: run.name.replace("_", " ") for run in runs}),
@@ -126,11 +134,15 @@ def _page(runs: list[_Run], title: str) -> str:
 
 
 class _Run:
-    """A trace of a page, with its pictures."""
+    """A trace of a page, with its pictures in the order of their tabs."""
 
-    def __init__(self, number: int, name: str, trace: EventLog) -> None:
-        self.number, self.name, self.trace = number, name, trace
-        self.id, self.pictures = f"panel{number}", pictures(trace)
+    def __init__(
+        self, number: int, name: str, trace: EventLog, about: str, first: Sequence[str]
+    ) -> None:
+        self.number, self.name, self.trace, self.about = number, name, trace, about
+        self.id, drawn = f"panel{number}", pictures(trace)
+        self.first = next((view for view in first if view in drawn), "timeline")
+        self.pictures = {self.first: drawn[self.first], **drawn}
 
     def element_id(self, view: str) -> str:
         """Return the element id of a view, which also names its picture."""
@@ -138,11 +150,10 @@ class _Run:
 
     def panel(self, several: bool) -> str:
         """Return the HTML of the run."""
-        note = left_out(self.trace)
         parts = [
             f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
+            *(f'<p class="note">{escape(s)}</p>' for s in (self.about, left_out(self.trace)) if s),
             _tabs("views", {self.element_id(view): view.title() for view in self.pictures}),
-            f'<p class="note">{escape(note)}</p>' if note else "",
             *map(self._view, self.pictures),
             "</section>",
         ]
@@ -152,7 +163,7 @@ class _Run:
         name, several = self.element_id(view), len(self.pictures) > 1
         about = f'<p class="about">{escape(VIEWS[view])}</p>' if several else ""
         return (
-            f'<div id="{name}" {_panel(name, several)}{" hidden" * (view != "timeline")}>'
+            f'<div id="{name}" {_panel(name, several)}{" hidden" * (view != self.first)}>'
             f'{about}<div data-view="{renderer(view).title()}" data-picture="{name}"></div></div>'
         )
 
@@ -192,6 +203,4 @@ def _base64(data: bytes) -> str:
 def _json(value: object) -> str:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return re.sub("[<>&]", lambda character: f"\\u{ord(character[0]):04x}", text)
