@@ -26,8 +26,8 @@ install: $(VENV)/.installed ## install distkit and JupyterLab into .venv
 demo: $(VENV)/.installed    ## run the four demos on four ranks, and write their replay to demo.html
 	@$(BIN)/distkit demo all --html demo.html
 
-lab: $(VENV)/.installed     ## open JupyterLab with the welcome notebook
-	@$(BIN)/distkit lab
+lab: $(VENV)/.installed     ## open JupyterLab with the welcome notebook; ARGS="--no-browser" passes its options
+	@$(BIN)/distkit lab $(ARGS)
 
 test: $(VENV)/.installed-test  ## run all tests: pure, ranks, cluster; ARGS="-m pure" selects some
 	@{ command -v chromium && $(BIN)/python -m playwright --version; } >/dev/null 2>&1 || \
