@@ -62,7 +62,7 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     assert second.startswith("one process computes the same, to ")
     assert third == "the replicas' weights are bitwise equal at every step"
     names = texts_of(sheet, ".dkm-main .mark-strong")
-    assert names[:5] == ["rank 0", "rank 1", "rank 2", "rank 3", "average"]
+    assert names[:5] == ["rank 0", "rank 1", "rank 2", "rank 3", "mean"]
     assert [name for name in names if name in LAYERS] == LAYERS
 
     sheet.page.focus(".dk-scrub")

@@ -25,8 +25,8 @@ CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_GAP = 200, 32, 84, 38
 
 #: Heading of the result of each kind of reduction, and the text below it.
 RESULTS = {
-    "sum": ("average", "sum of all {n} / {n}"),
-    "mean": ("average", "mean of all {n}"),
+    "sum": ("mean", "sum of all {n} / {n}"),
+    "mean": ("mean", "of all {n}"),
     "own": ("after", "not averaged"),
     "other": ("after", "not the mean"),
     "": ("after", "not yet averaged"),
@@ -120,7 +120,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     signs = ["→", "=" if all(x.equals_reference for x in layers.values()) else "≠"][: 1 + one]
     table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT, histograms=False)
     for x, sign in zip(table.places[len(ranks) :], signs, strict=True):
-        table.add(x, 0, text(sign, "strong", x=-COLUMN_GAP - 5, y=13.5))
+        table.add(x, 0, text(sign, "strong", x=-COLUMN_GAP - 5, y=28))
     for layer_name, shape in shapes:
         layer = layers[layer_name]
         drawn = {len(s.values) for s in layer.before.values() if len(s.values) < s.size}

@@ -31,8 +31,9 @@ SHADES, MAX_CELL_WIDTH, MIN_SIZE, MAX_SIZE = 8, 40, 9, 11.5
 MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
 #: Bins and height of a histogram [px], and minimum number of values.
 BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
-#: Maximum column width, gap between columns, height of a line of text [px].
-MAX_COLUMN_WIDTH, COLUMN_GAP, LINE_HEIGHT = 330, 12, 13
+#: Maximum column width, minimum width of a column whose numbers have names, gap between columns,
+#: height of a line of text [px].
+MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT = 330, 70, 12, 13
 
 #: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]
@@ -162,7 +163,10 @@ class Table:
             bars = histogram(values, span, self.column_width, lane=lane or 0)
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + HISTOGRAM_HEIGHT
-        fitted = ((fitting(options, self.column_width, 11), style) for style, options in cell.lines)
+        fitted = (
+            (fitting(options[-(self.column_width < MIN_NAMED) :], self.column_width, 11), style)
+            for style, options in cell.lines  # all columns name their numbers, or none
+        )
         texts = [
             text(content, style, y=LINE_HEIGHT * (i + 1), size=11)
             for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
