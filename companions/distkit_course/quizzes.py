@@ -1,4 +1,4 @@
-"""Concept checks, each with five questions about the view of a new run.
+"""Concept checks, each with five questions about a new picture.
 
 Example::
 
@@ -159,7 +159,7 @@ class ConceptCheck(StaticForm):
 
 
 def concept_check(lesson: str) -> ConceptCheck:
-    """Show the view of a new run, and ask five questions about it.
+    """Show a new picture, and ask five questions about it.
 
     Args:
         lesson: the name of a notebook, such as ``"01_messages"``.
