@@ -33,7 +33,7 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     for op, rank, begin, end, fields in lines:
         writer.add_operation(op, rank, begin * MS, end * MS, **fields)
     ranks = {r: RankInfo(f"rank {r}", "rank") for r in range(n)}  # on no device
-    return writer.trace(name, backend="made up", simulated=False, ranks=ranks)
+    return writer.trace(name, backend="drawn", simulated=False, ranks=ranks)
 
 
 def with_info(trace: Trace, **facts: Any) -> Trace:

@@ -30,7 +30,7 @@ def test_concept_check_scores_answers(lesson: str) -> None:
     assert isinstance(check.view, View)
     about = Columns(check.trace).frame
     origins = {*about["facts"], *(lane["detail"] for lane in about["lanes"])}
-    assert not {"made up", "simulated"} <= origins
+    assert not {"drawn", "simulated"} <= origins
 
 
 def test_wrong_answers_score_zero() -> None:
