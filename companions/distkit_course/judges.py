@@ -214,11 +214,13 @@ class Calls:
         solution: the correct function.
         cases: the arguments of each call, simple ones first.
         why: a function that explains common causes.
+        note: follows the text of correct results, as in ": 3 ranks fit".
     """
 
     solution: Answer
     cases: Iterable[tuple[Any, ...]]
     why: Why = lambda returned, expected, *case: ""
+    note: str = ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the results, up to the first difference."""
@@ -235,11 +237,12 @@ class Calls:
                     f"{self._describe_case(*case)} it returns {returned!r}; expected {expected!r}"
                     + (f": {why}" if why else "")
                 )
-        yield Criterion("values", f"correct in {count(len(cases), 'case')}")
+        yield Criterion("values", f"correct in {count(len(cases), 'case')}{self.note}")
 
     def _describe_case(self, *case: Any) -> str:
-        named = zip(inspect.signature(self.solution).parameters, case, strict=True)
-        return "with " + ", ".join(f"{name}={value!r}" for name, value in named)
+        return "with " + ", ".join(
+            map("{}={!r}".format, inspect.signature(self.solution).parameters, case)
+        )
 
 
 def same(returned: Any, expected: Any) -> bool:

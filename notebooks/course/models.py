@@ -258,7 +258,7 @@ _why_loss = known(
 # -- 19: GPU ranks -----------------------------------------------------------------------------
 
 
-def ranks_that_fit(memory: float, context: float, parameters: int, activations: float) -> int:
+def ranks_that_fit(memory: float, context: float, parameters: float, activations: float) -> int:
     """Adam in float32: weight, gradient and two moments of each parameter, 4 bytes each."""
     return int(memory // (context + 16 * parameters + activations))
 
@@ -347,8 +347,8 @@ _why_functions = known(
 _LINKS = (Link(1.0, 0.001), Link(5e-6, 8e-11))
 
 
-def _calls(solution: Answer, why: Any, cases: Any) -> Calls:
-    return Calls(solution, [*cases], why)
+def _calls(solution: Answer, why: Any, cases: Any, note: str = "") -> Calls:
+    return Calls(solution, [*cases], why, note)
 
 
 TASKS: list[Task] = [
@@ -603,22 +603,19 @@ TASKS: list[Task] = [
         "ranks_that_fit(memory, context, parameters, activations)",
         "return how many ranks that train with Adam in float32 fit on one GPU",
         "memory is the memory of the GPU, context is the memory of the CUDA context of a process, "
-        "and activations is the memory of a rank's activations [bytes].\n"
-        "parameters is the number of parameters.",
+        "and activations is the memory of a rank's activations [GB]. "
+        "parameters is the number of parameters in billions.",
         ranks_that_fit,
         (
             "For each parameter, there is a weight, a gradient and Adam's two moments.",
-            "That is 16 bytes per parameter. Divide the memory by the bytes of a rank, and round "
-            "down.",
+            "That is 16 bytes per parameter, or 16 GB for a billion of them. Divide the memory by "
+            "that of a rank, and round down.",
         ),
         _calls(
             ranks_that_fit,
             _why_fit,
-            [
-                (80e9, 0.5e9, 100_000_000, 2e9),
-                (16e9, 0.5e9, 100_000_000, 2e9),
-                (8e9, 1e9, 10**9, 0),
-            ],
+            [(80, 0.5, 0.1, 2), (16, 0.5, 0.1, 2), (8, 1, 1, 0)],
+            f": {ranks_that_fit(16, 0.5, 0.1, 2)} ranks fit on the GPU of 16 GB",
         ),
         (
             (lambda m, c, p, a: int(m // (16 * p + a)), "each process has its own context"),
