@@ -353,7 +353,7 @@ def two_gpus(
                 mark(rank, at + 5.5, at + 8.5, "load"),
                 mark(rank, at + 5.5, at + 5.5 + device_seconds / MS, f"GPU, {mib} MiB"),
                 mark(rank, at + 8.5, at + 15.5, "x[0].item()"),  # copies after the GPU has finished
-                mark(rank, at + 15.5, at + 19, "update"),
+                mark(rank, at + 15.5, at + 20, "update"),
             ]
     ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
     return with_info(script(2, "two GPUs", *lines), ranks=ranks)
