@@ -354,7 +354,7 @@ class Job:
     def title(self) -> str:
         """The layout, with the number and size of the micro-batches of each copy."""
         layout, size = self.layout, self.micro_batch
-        axes = f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp}"
+        axes = f"dp {layout.dp} · pp {layout.pp} · tp {layout.tp}"
         return f"{axes}, {self.microbatches} × {size}"
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from distkit_simulation.parallel.memory import GIB
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"dp": 2, "tp": 3, "world": 8}, "dp · tp · pp = 6 ranks, but there are 8"),
+        ({"dp": 2, "tp": 3, "world": 8}, "dp · pp · tp = 6 ranks, but there are 8"),
         ({"tp": 3, "heads": 32}, "heads = 32 cannot be divided by tp = 3"),
         ({"tp": 4, "kv_heads": 2}, "kv_heads = 2 cannot be divided by tp = 4"),
         ({"tp": 2, "hidden": 4095}, "hidden = 4095 cannot be divided by tp = 2"),
@@ -55,9 +55,9 @@ def test_layout_error_lists_all_violations_and_nearest_layouts() -> None:
     with pytest.raises(dk.errors.LayoutError) as caught:
         Layout(dp=1, tp=6, pp=4, world=24, heads=32, layers=32, batch=48)
     assert str(caught.value).splitlines() == [
-        "Layout(dp=1, tp=6, pp=4) does not fit:",
+        "Layout(dp=1, pp=4, tp=6) does not fit:",
         "  heads = 32 cannot be divided by tp = 6",
-        "The nearest valid layouts: Layout(dp=3, tp=2, pp=4), Layout(dp=3, tp=4, pp=2)",
+        "The nearest valid layouts: Layout(dp=3, pp=4, tp=2), Layout(dp=3, pp=2, tp=4)",
     ]
 
 
@@ -78,7 +78,7 @@ def test_suggested_layouts_are_valid(sizes: dict[str, int]) -> None:
     try:
         Layout(**sizes)
     except dk.errors.LayoutError as error:
-        for dp, tp, pp in re.findall(r"Layout\(dp=(\d+), tp=(\d+), pp=(\d+)\)", str(error))[1:]:
+        for dp, pp, tp in re.findall(r"Layout\(dp=(\d+), pp=(\d+), tp=(\d+)\)", str(error))[1:]:
             Layout(**sizes | {"dp": int(dp), "tp": int(tp), "pp": int(pp)})
 
 

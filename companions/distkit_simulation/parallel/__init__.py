@@ -1,6 +1,6 @@
 """Layouts, memory, parameter shards and idle time of a model on many ranks.
 
-:class:`Layout` checks whether dp · tp · pp ranks can share a model; :class:`Transformer` computes
+:class:`Layout` checks whether dp · pp · tp ranks can share a model; :class:`Transformer` computes
 memory; :func:`shards` lists the shards on each rank; :func:`idle` measures waits.
 """
 

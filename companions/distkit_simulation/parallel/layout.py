@@ -52,14 +52,14 @@ class Layout:
         LayoutError: the numbers do not fit; the message lists the problems and valid layouts.
 
     Example:
-        >>> Layout(dp=2, tp=2, pp=2, world=8, heads=32, layers=32).coordinates(5)
+        >>> Layout(dp=2, pp=2, tp=2, world=8, heads=32, layers=32).coordinates(5)
         {'dp': 1, 'pp': 0, 'tp': 1}
         >>> Layout(tp=3, heads=32, hidden=4096)
         Traceback (most recent call last):
-        distkit.errors.LayoutError: Layout(dp=1, tp=3, pp=1) does not fit:
+        distkit.errors.LayoutError: Layout(dp=1, pp=1, tp=3) does not fit:
           heads = 32 cannot be divided by tp = 3
           hidden = 4096 cannot be divided by tp = 3
-        The nearest valid layouts: Layout(dp=1, tp=4, pp=1), Layout(dp=1, tp=2, pp=1)
+        The nearest valid layouts: Layout(dp=1, pp=1, tp=4), Layout(dp=1, pp=1, tp=2)
     """
 
     dp: int = 1
@@ -86,7 +86,7 @@ class Layout:
             raise LayoutError("\n  ".join([f"{self} does not fit:", *problems]) + _remedy(numbers))
 
     def __str__(self) -> str:
-        return f"Layout(dp={self.dp}, tp={self.tp}, pp={self.pp})"
+        return f"Layout(dp={self.dp}, pp={self.pp}, tp={self.tp})"
 
     @property
     def size(self) -> int:
@@ -106,7 +106,7 @@ class Layout:
     def stride(self, axis: str) -> int:
         """Return the distance between neighboring ranks on an axis.
 
-        >>> Layout(dp=2, tp=4, pp=3).stride("dp")
+        >>> Layout(dp=2, pp=3, tp=4).stride("dp")
         12
         """
         inner = self.axes[self.axes.index(axis) + 1 :]
@@ -146,7 +146,7 @@ def _invalid_numbers(numbers: dict[str, Any]) -> Iterator[str]:
 def _violations(layout: Any) -> Iterator[str]:
     """Yield a message for each violated rule."""
     if layout.world not in (None, ranks := layout.dp * layout.tp * layout.pp):
-        yield f"dp · tp · pp = {ranks} ranks, but there are {layout.world}"
+        yield f"dp · pp · tp = {ranks} ranks, but there are {layout.world}"
     tp, stages, parts = (
         f"tp = {layout.tp}",
         layout.pp * layout.chunks,
@@ -190,7 +190,7 @@ def _remedy(numbers: dict[str, Any]) -> str:
         key=lambda sizes: sum(abs(math.log(a / b)) for a, b in zip(sizes, requested, strict=True)),
     )
     valid = (
-        f"Layout(dp={dp}, tp={tp}, pp={pp})"
+        f"Layout(dp={dp}, pp={pp}, tp={tp})"
         for dp, tp, pp in nearest
         if not [*_violations(SimpleNamespace(**numbers | {"dp": dp, "tp": tp, "pp": pp}))]
     )
