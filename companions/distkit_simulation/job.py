@@ -345,8 +345,7 @@ class Job:
             self.title,
             groups=groups,
             ranks={
-                stage: RankInfo(name, "rank", host="none", device="simulated")
-                for stage, name in enumerate(groups)
+                stage: RankInfo(name, "stage", host="none") for stage, name in enumerate(groups)
             },
         )
 

@@ -41,7 +41,7 @@ def lane(info: RunInfo, rank: int) -> Json:
     """Return the name, role, device and host of a rank."""
     known, display_name = info.rank(rank), name(info, rank)
     host = hosts_if_several(info).get(rank)
-    detail = [f"rank {rank}"] if display_name != f"rank {rank}" else []
+    detail = [f"rank {rank}"] if display_name not in (f"rank {rank}", f"stage {rank}") else []
     detail += [known.device] if known.device not in ("", "cpu") else []
     result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
     return result if host is None else {**result, "host": clean(host)}
@@ -57,7 +57,7 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     """
     roles = Counter(known.role for known in info.ranks.values())
     parts = [count(roles[role], role) for role in ("worker", "server") if roles["server"]]
-    known = [joined(parts) or count(ranks, "rank")] if ranks else []
+    known = [joined(parts) or count(ranks, "stage" if roles["stage"] else "rank")] if ranks else []
     if hosts := {*hosts_if_several(info).values()}:
         known.append(count(len(hosts), "host"))
     return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
