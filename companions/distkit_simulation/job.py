@@ -25,7 +25,7 @@ from distkit.views.scene import figures
 from distkit.views.scene.theme import rank_color
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
-from distkit_simulation.parallel.layout import MEGATRON, Layout
+from distkit_simulation.parallel.layout import AXES, MEGATRON, Layout
 from distkit_simulation.parallel.memory import GIB, States, Transformer
 from distkit_simulation.simulator import Stragglers, Writer
 from distkit_simulation.training import simulate_pipeline
@@ -89,8 +89,10 @@ class Machine:
         """
         if ranks * stride <= self.devices:
             return self.inside
-        share = self.between.beta * min(stride, self.devices)
-        return Link(self.between.alpha, max(self.inside.beta, share))
+        return Link(
+            self.between.alpha,
+            max(self.inside.beta, self.between.beta * min(stride, self.devices)),
+        )
 
 
 #: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. ``distkit bench
@@ -337,9 +339,10 @@ class Job:
         ends = np.array(clock) + parts["data"]
         nbytes = GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)
         groups = {f"stage {stage}": [stage] for stage in range(p)}  # with the other pipelines
-        for stage, group in enumerate(groups):
-            times = clock[stage], float(ends[stage])
-            writer.add_operation(Op.ALL_REDUCE, stage, *times, nbytes=nbytes, group=group)
+        for (stage, group), end in zip(enumerate(groups), map(float, ends), strict=True):
+            writer.add_operation(
+                Op.ALL_REDUCE, stage, clock[stage], end, nbytes=nbytes, group=group
+            )
         writer.add_operations(Op.MARK, ends, ends + parts["update"], attributes={"label": "update"})
         return writer.trace(
             self.title,
@@ -352,44 +355,48 @@ class Job:
     @property
     def title(self) -> str:
         """The layout, with the number and size of the micro-batches of each copy."""
-        layout, size = self.layout, self.micro_batch
-        axes = f"dp {layout.dp} · pp {layout.pp} · tp {layout.tp}"
-        return f"{axes}, {self.microbatches} × {size}"
+        axes = (f"{axis} {getattr(self.layout, axis)}" for axis in AXES)
+        size = f" of {self.micro_batch}" if self.micro_batch > 1 else ""
+        return " · ".join([*axes, f"{self.microbatches} micro-batches{size}"])
 
     def __repr__(self) -> str:
         first_stage, total = self.stage_memory(0), self.seconds
         memory = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first_stage.items())
         rows = [(k, human_seconds(x), f"{x / total:.1%}") for k, x in self.parts.items()]
-        lines = [
-            f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
-            f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
-            f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
-            f"{self.utilization:.1%} of the peak",
-            *(f"  {line}" for line in aligned(rows)),
-            f"{sum(first_stage.values()) / GIB:.1f} GiB per GPU: {memory}",
-        ]
-        return "\n".join(lines)
+        return "\n".join(
+            [
+                f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
+                f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
+                f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
+                f"{self.utilization:.1%} of the peak",
+                *(f"  {line}" for line in aligned(rows)),
+                f"{sum(first_stage.values()) / GIB:.1f} GiB per GPU: {memory}",
+            ]
+        )
 
 
 class Jobs(list[Job]):
     """A list of jobs in ascending order of time, shown as a table."""
 
     def __repr__(self) -> str:
-        rows = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
-        return "\n".join(aligned(rows)) or "no layout fits"
+        cells = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
+        return "\n".join(aligned(cells)) or "no layout fits"
 
     @figures.style()
     def plot(self, limit: int = 10) -> Figure:
         """Plot the seconds of the ``limit`` fastest jobs, by part."""
         figure = figures.new(8, 0.6 + 0.4 * min(limit, len(self)))
         axes, fastest = figure.subplots(), self[:limit]
-        offset, names = np.zeros(len(fastest)), [job.title for job in fastest]
+        rows = [job.title.split(" · ") for job in fastest]
+        shared = [texts[0] for texts in zip(*rows, strict=True) if len({*texts}) == 1]
+        names = [" · ".join(text for text in row if text not in shared) for row in rows]
+        widths = np.array([[*job.parts.values()] for job in fastest])
         for i, part in enumerate(fastest[0].parts if fastest else ()):
-            width = np.array([job.parts[part] for job in fastest])
-            axes.barh(names, width, left=offset, color=rank_color(i), label=part)
-            offset += width
+            left, width = widths[:, :i].sum(axis=1), widths[:, i]
+            label = part if width.max() > 0.005 * fastest[0].seconds else None  # too small to see
+            axes.barh(names, width, left=left, color=rank_color(i), label=label)
         axes.invert_yaxis()
-        axes.set_xlabel("seconds per step")
+        axes.set(xlabel="seconds per step", title=" · ".join(["the fastest layouts", *shared]))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
 

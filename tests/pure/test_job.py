@@ -24,7 +24,9 @@ def test_step_is_the_sum_of_its_displayed_parts() -> None:
     assert found.tokens_per_second == pytest.approx(64 * 2048 / found.seconds)
     assert 0.05 < found.utilization < 0.6
     lines = repr(found).splitlines()
-    assert lines[0].startswith("1.3 billion parameters on 32 A100: dp 2 · pp 4 · tp 4, 8 × 4, 1f1b")
+    assert lines[0].startswith(
+        "1.3 billion parameters on 32 A100: dp 2 · pp 4 · tp 4 · 8 micro-batches of 4, 1f1b"
+    )
     assert [line.split()[0] for line in lines[2:-1]] == [*found.parts]
     assert "GiB per GPU: parameters" in lines[-1]
 
