@@ -211,8 +211,14 @@ class Columns:
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
-        """Return when a rank died [s], None if it did not or the time is unknown."""
-        return self.info.ends[rank].time if self.info.died(rank) else None
+        """Return when a rank died [s], None if it did not or the time is unknown.
+
+        A server whose backup took over has no end, unlike a worker that was replaced.
+        """
+        return next(
+            (r.time for r in self.info.replaced if r.node == rank and rank not in self.info.ends),
+            self.info.ends[rank].time if self.info.died(rank) else None,
+        )
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's communication, limited to the picture.
