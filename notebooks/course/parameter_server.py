@@ -88,12 +88,12 @@ def round_ends(arrivals: Sequence[float], backup: int) -> float:
 
 def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Drop pushes that were applied before, or whose answer their worker already has."""
-    seen, settled, applied = set[tuple[int, int]](), dict[int, int](), []
+    seen, settled, applied = dict[int, set[int]](), dict[int, int](), []
     for worker, number, below in pushes:
-        if (worker, number) not in seen and number >= settled.get(worker, 0):
+        if number >= settled.get(worker, 0) and number not in seen.get(worker, ()):
             applied.append((worker, number, below))
-            seen.add((worker, number))
-        settled[worker] = max(settled.get(worker, 0), below)
+        settled[worker] = floor = max(settled.get(worker, 0), below)
+        seen[worker] = {n for n in (*seen.get(worker, ()), number) if n >= floor}
     return applied
 
 
@@ -763,10 +763,9 @@ TASKS: list[Task] = [
         "counted_once",
         "counted_once(pushes)",
         "return the pushes that a server applies, in their order",
-        "pushes is a list of (worker, number, settled) in order of arrival. The pushes of a worker "
-        "may\narrive in any order, and several times. The worker already has the replies to all "
-        "its pushes with\na number below settled: they were applied, maybe before the list begins, "
-        "and must not be applied\nagain.",
+        "pushes is a list of (worker, number, settled) in order of arrival.\n"
+        "The pushes of a worker may arrive in any order, and several times.\n"
+        "Those with a number below its highest settled so far were applied earlier.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
