@@ -329,8 +329,10 @@ class Experiment:
 
     def _draw(self) -> tuple[str, str]:
         with suppress(Exception):  # in the user's plot function; the panel shows it
-            return results.static_html(self.name, self.records, self.chart_svg())
-        return results.static_html(self.name, self.records)
+            return results.static_html(
+                self.name, self.records, self.chart_svg(), closed=self._closed
+            )
+        return results.static_html(self.name, self.records, closed=self._closed)
 
     def chart_svg(self) -> str:
         """Return the plot of the runs or the user's picture as SVG; "" if there is none yet."""

@@ -169,12 +169,16 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
 
 
 def static_html(
-    name: str, records: Sequence[Record], drawing: str = "", limit: int = 12
+    name: str, records: Sequence[Record], drawing: str = "", limit: int = 12, closed: bool = False
 ) -> tuple[str, str]:
     """Return the table and plot as HTML, and the table as text, for pages without widgets."""
     head, text = headline(name, records), to_text(name, records, limit)
-    plot = as_picture(drawing, text)["text/html"] if drawing else ""
-    return f"<b>{escape(head)}</b>{to_html(records, limit)}{plot}", text
+    plot = f"<div>{as_picture(drawing, text)['text/html']}</div>" if drawing else ""
+    return (
+        '<div style="border: 1px solid #8886; border-radius: 12px; padding: 8px 16px">'
+        f"<b>{escape(head)}</b>{' · closed; run the cell again for the controls' * closed}"
+        f"{to_html(records, limit)}{plot}</div>"
+    ), text
 
 
 # -- the plot ---------------------------------------------------------------------
