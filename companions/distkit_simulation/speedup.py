@@ -305,8 +305,6 @@ def plot_prediction(
             axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
     _style(axes, counts, _summary(prediction, measurements))
-    highest = max([1.0, *(row["predicted"] for row in line), *(y for _, y in dots)])
-    axes.set_ylim(0, 1.2 * highest)  # keeps measurements readable, but may cut the ideal line
     return figure
 
 
@@ -321,9 +319,10 @@ def _summary(prediction: Row, measured: Sequence[float]) -> str:
 def _style(
     axes: Any, ranks: Sequence[int], title: str = "lines: predicted, dots: measured"
 ) -> None:
+    highest = max(1.0, axes.dataLim.y1)  # keeps the data readable, but may cut the ideal line
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
-    axes.set(xticks=ranks, ylim=(0, None), xlabel="ranks", ylabel="speedup")
+    axes.set(xticks=ranks, ylim=(0, 1.2 * highest), xlabel="ranks", ylabel="speedup")
     axes.set_title(title, fontsize=11)
     axes.legend(fontsize=10)
     axes.grid()
