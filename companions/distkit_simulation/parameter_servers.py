@@ -211,7 +211,6 @@ class Simulation:
                 f"{role} {r if role == 'worker' else r - self.workers}",
                 role,
                 host="simulated",
-                device="simulated",
             )
             for r, role in enumerate(roles)
         }

@@ -423,9 +423,7 @@ class Writer:
 
     def trace(self, name: str, **fields: Any) -> Trace:
         """Return the events as a trace; ``fields`` override fields of its info."""
-        ranks = {
-            r: RankInfo(f"rank {r}", "rank", host="none", device="simulated") for r in range(self.n)
-        }
+        ranks = {r: RankInfo(f"rank {r}", "rank", host="none") for r in range(self.n)}
         info = RunInfo(
             name=name,
             simulated=True,
