@@ -111,14 +111,18 @@ def judge_schedule(answer: Answer) -> Iterator[Criterion]:
             have = count_contributions(rounds, n)
         except ValueError as error:
             raise WrongAnswer(f"n={n}: {error}") from None
-        if (have > 1).any():
-            rank, chunk, whose = np.argwhere(have > 1)[0]
-            repeated = f"{have[rank, chunk, whose]} times the contribution of rank {whose}"
+        for rank, chunk, whose in np.argwhere(have > 1):
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains {repeated}: add it once"
+                f"n={n}: chunk {chunk} of rank {rank} contains {have[rank, chunk, whose]} times "
+                f"the contribution of rank {whose}: add it once"
             )
-        if (have < 1).any():
-            rank, chunk, whose = np.argwhere(have < 1)[0]
+        sent = count_contributions(rounds[:1], n)[rounds[1].src, rounds[1].chunk]
+        for at in np.flatnonzero((sent < 1).any(axis=1) & (have < 1).any()):
+            raise WrongAnswer(
+                f"n={n}: in the second round, rank {rounds[1].src[at]} sends chunk "
+                f"{rounds[1].chunk[at]}, which is not complete on it"
+            )
+        for rank, chunk, whose in np.argwhere(have < 1):
             raise WrongAnswer(
                 f"n={n}: chunk {chunk} of rank {rank} lacks the contribution of rank {whose}"
             )
@@ -438,12 +442,12 @@ TASKS: list[Task] = [
         "scatter_reduce",
         "scatter_reduce(n)",
         "yield the two rounds of an all-reduce in which every rank sends to every other rank",
-        "In the first round, every rank sends its chunk r to rank r, which adds it. In the second, "
-        "rank r sends\nthe sum to all others. Round(src, dst, chunk, reduce) takes arrays. Import "
-        "it with: from distkit.algorithms.rounds import Round.",
+        "In the first round, each rank sends chunk c to rank c, for every c, and rank c adds it.\n"
+        "In the second, each rank sends its complete chunk to all others.\n"
+        "Round(src, dst, chunk, reduce) takes arrays.",
         scatter_reduce,
         (
-            "src and dst of all pairs of different ranks are np.nonzero(~np.eye(n, dtype=bool)).",
+            "The second round has the same senders and receivers as the first.",
             "In the first round, chunk is dst. Which chunk does rank src send in the second?",
             "In the second round, receivers do not add: reduce=False.",
         ),
@@ -452,7 +456,10 @@ TASKS: list[Task] = [
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the contribution of rank 1"),
             (adds_again, "2 times the contribution of rank"),
             (sends_to_itself, "n=2: a rank sends to itself"),
-            (sends_theirs, "n=2: chunk 0 of rank 0 lacks the contribution of rank 0"),
+            (
+                sends_theirs,
+                "in the second round, rank 0 sends chunk 1, which is complete on rank 1",
+            ),
         ),
         worth=2,
     ),
