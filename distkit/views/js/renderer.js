@@ -174,9 +174,9 @@ export class Renderer {
       c.fillStyle = fill;
       c.fill();
     }
-    const short = touch ? "!" : failed ? "✕" : bar.label?.match(/ (\d+)$/)?.[1];
+    const short = touch ? "!" : failed ? "✕" : bar.label?.match(/^[^→]* (\d+)$/)?.[1];
     const [color, halo] = failed ? [style.fg, style.bg] : [readable(plain), plain];
-    const texts = [bar.label, bar.label?.split(" (")[0], short];
+    const texts = [bar.label, bar.label?.split(/ [(→]/)[0], short];
     if (height >= 11) this.labels.push({ ...bar, x, y, width, height, strength: c.globalAlpha, texts, color, size: 11.5, halo });
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;

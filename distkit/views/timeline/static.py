@@ -331,9 +331,9 @@ class _Renderer:
         """Return possible labels of a bar, longest first."""
         op, label, call = bar["op"], bar.get("label", ""), bar["op"]
         if bar["kind"] == "mark":
-            number = label.rpartition(" ")[2]
-            short = {"touch": "!", "failed": "✕"}.get(style, number if number.isdigit() else "")
-            return [label, label.partition(" (")[0], short]
+            (name, arrow, _), number = label.partition(" → "), label.rpartition(" ")[2]
+            short = "" if arrow or not number.isdigit() else number
+            return [label, name.partition(" (")[0], {"touch": "!", "failed": "✕"}.get(style, short)]
         if style == "failed":
             return [f"✕ {op} failed", "✕"]
         if bar["kind"] == "store":
