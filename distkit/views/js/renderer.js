@@ -281,7 +281,7 @@ export class Renderer {
   #label({ strength, text, from, y, height, size, color, halo }) {
     const { c } = this;
     Object.assign(c, { font: `500 ${size}px ${this.style.font}`, globalAlpha: strength,
-      strokeStyle: halo, lineWidth: 2.5, lineJoin: "round", textAlign: "left", textBaseline: "middle" });
+      strokeStyle: halo, lineWidth: clamp(height - size, 0.5, 2.5), lineJoin: "round", textAlign: "left", textBaseline: "middle" });
     c.strokeText(text, from, y + height / 2 + 0.5); // legible above arrows
     this.text(text, from, y + height / 2, color, c.font);
   }
