@@ -363,22 +363,21 @@ def two_devices() -> Trace:
     """Two workers with two devices each: one adds on a device, the other compresses its pushes."""
     lines = [
         line
-        for at in (0, 46)
-        for worker, parts, nbytes in ((0, "add copy", 65_536), (1, "copy copy add", 4096))
+        for worker, parts, nbytes, at, end in (
+            (0, "add copy", 65_536, 25, 54),
+            (1, "copy copy add", 4096, 36, 58),
+        )
         for line in (
-            mark(worker, at, at + 8, "gradients"),
-            *(
-                mark(worker, at + 8 + 5 * n, at + 13 + 5 * n, s)
-                for n, s in enumerate(parts.split())
-            ),
-            *_request(Op.PUSH, worker, at + 18 + 5 * worker, at + 37, at + 37, at + 38, 2, nbytes),
-            *_request(Op.PULL, worker, at + 38, at + 39, at + 45, at + 46, 2, 65_536),
+            mark(worker, 0, 10, "gradients"),
+            *(mark(worker, 10 + 6 * n, 16 + 6 * n, s) for n, s in enumerate(parts.split())),
+            *_request(Op.PUSH, worker, at, at + 2, at + 7, at + 8, 2, nbytes),
+            *_request(Op.PULL, worker, at + 8, at + 9, end - 1, end, 2, 65_536),
         )
     ]
-    updates = mark(2, 39, 44, "update"), mark(2, 85, 90, "update")
+    update = mark(2, 39, 51, "update")
     names = ("worker 0", "worker"), ("worker 1", "worker"), ("server 0", "server")
     return with_info(
-        script(3, "two steps", *sorted([*lines, *updates], key=lambda one: one[2])),
+        script(3, "one step", *sorted([*lines, update], key=lambda one: one[2])),
         ranks={r: RankInfo(*name) for r, name in enumerate(names)},
     )
 
