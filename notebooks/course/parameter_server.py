@@ -792,7 +792,7 @@ TASKS: list[Task] = [
         "two_bit(gradient, rest, threshold)",
         "return the values that 2bit compression sends, and the new rest, as two lists",
         "gradient and rest are lists of the same length. rest is what earlier calls did not send.\n"
-        "Each value sent is -threshold, 0 or +threshold. 0 stands for all sums between these two.",
+        "Each value sent is -threshold, +threshold, or 0 if the sum lies between them.",
         two_bit,
         (
             "Which sum do you compare with the threshold?",
