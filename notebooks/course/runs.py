@@ -417,10 +417,9 @@ def job_of_four_stages() -> Trace:
 
 def eager_and_compiled() -> Trace:
     """Two steps of two ranks; rank 0 compiles its network, which has a graph break."""
-    operators = [("linear", 12), ("relu", 10), ("linear", 12), ("loss", 10), ("backward", 22)]
-    graphs = [("graph 1", 14), ("print", 10), ("graph 2", 14), ("loss", 10)]
-    graphs += [("backward 2", 6), ("backward 1", 4)]
-    first = [("compile", 44), *graphs[:2], ("compile", 14), *graphs[2:]]
+    operators = [("linear", 14), ("relu", 11), ("linear", 14), ("loss", 10), ("backward", 29)]
+    graphs = [("graph 1", 15), ("print", 11), ("graph 2", 15), ("loss", 10), ("backward", 19)]
+    first = [("compile", 25), *graphs[:2], ("compile", 16), *graphs[2:]]
     lines, at = list[Line](), 0.0
     for step in range(2):
         ready = {rank: at for rank in range(2)}
@@ -429,9 +428,7 @@ def eager_and_compiled() -> Trace:
                 lines.append(mark(rank, ready[rank], ready[rank] + ms, label))
                 ready[rank] += ms
         at = max(ready.values()) + 3
-        for rank, begin in ready.items():
-            lines += [all_reduce(rank, begin, at, 38_440), mark(rank, at, at + 4, "update")]
-        at += 4
+        lines += [all_reduce(rank, begin, at, 38_440) for rank, begin in ready.items()]
     return script(2, "two steps", *lines)
 
 
