@@ -655,9 +655,8 @@ TASKS: list[Task] = [
         "steps_to_pay_off",
         "steps_to_pay_off(first, eager, compiled)",
         "return the smallest n for which n compiled steps take no longer than n eager steps",
-        "The first compiled step takes first seconds, and each later one takes compiled seconds. "
-        "Each eager step\ntakes eager seconds. Return math.inf if compilation "
-        "never pays off.",
+        "The first compiled step takes first seconds, and each later one takes compiled seconds.\n"
+        "Each eager step takes eager seconds. Return math.inf if compilation never pays off.",
         steps_to_pay_off,
         (
             "How long do n steps take, with and without compilation?",
