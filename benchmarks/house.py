@@ -37,9 +37,9 @@ LINES = {
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_189, 3_200),
-    "companions/distkit_simulation": Line(1_660, 1_400),
+    "companions/distkit_simulation": Line(1_659, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
-    "notebooks/course": Line(1_255, 1_200),
+    "notebooks/course": Line(1_252, 1_200),
     "tests": Line(16_682, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
@@ -49,7 +49,7 @@ BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
     "all of distkit": Line(15_439, 15_000),
-    "the whole product": Line(25_325, 25_000),
+    "the whole product": Line(25_321, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(177, 150),
     "names at the top level": Line(27, 23),
