@@ -66,7 +66,6 @@ class Compare(View):
       bytes in messages          4 B      4 B     =
       most bytes sent by a rank  4 B      4 B     =
       rounds                     1        1       =
-      in communication           100 %    100 %   =
     """
 
     _esm = esm("compare")
