@@ -174,7 +174,7 @@ export class Renderer {
       c.fillStyle = fill;
       c.fill();
     }
-    const short = touch ? "!" : failed ? "✕" : bar.label?.match(/^[^→]* (\d+)$/)?.[1];
+    const short = touch ? "!" : failed ? "✕" : bar.label?.match(/^[^→]*?(\d+)$/)?.[1];
     const [color, halo] = failed ? [style.fg, style.bg] : [readable(plain), plain];
     const texts = [bar.label, bar.label?.split(/ [(→]/)[0], short];
     if (height >= 11) this.labels.push({ ...bar, x, y, width, height, strength: c.globalAlpha, texts, color, size: 11.5, halo });
@@ -266,11 +266,11 @@ export class Renderer {
     const wide = (t, size) => Object.assign(c, { font: `500 ${size}px ${font}` }).measureText(t).width;
     const fitting = ({ size, texts }, room) => texts.find((t) => t && wide(t, size) <= room) ?? "";
     const fitted = this.labels.map((label) => {
-      const [from, end] = [Math.max(label.x, at.left) + 5, Math.min(label.x + label.width, at.right)];
-      const text = fitting(label, end - from - 3);
+      const [from, end, pad] = [Math.max(label.x, at.left), Math.min(label.x + label.width, at.right), Math.min(5, label.width / 6)];
+      const text = fitting(label, end - from - 1.6 * pad);
       if (text) inside.add(label.texts[0]);
       if (text.length > (named.get(label.call) ?? "").length) named.set(label.call, text);
-      return { ...label, from, end, text };
+      return { ...label, from: from + pad, end, text };
     }).map((label) => {
       const after = !inside.has(label.texts[0]) && fitting(label, Math.min(label.next, at.right) - label.end - 10);
       return after ? { ...label, from: label.end + 4, text: after, color: fg, halo: bg } : label;

@@ -298,7 +298,7 @@ class _Renderer:
             f'font-size="11.5" stroke="{svg.tint(color, strength)}" stroke-width="3" '
             'paint-order="stroke" stroke-linejoin="round"'
         )
-        start = x + width + 4 if after else x + 5
+        start = x + width + 4 if after else x + min(5, width / 6)
         return (
             svg.rect(
                 x,
@@ -324,15 +324,15 @@ class _Renderer:
         return fitting(self._labels(bar, style), space, 11.5) if height >= 11 else "", True
 
     def _inside_label(self, bar: Json) -> str:
-        _, _, width, height = self.boxes[bar["id"]]
-        return fitting(self._labels(bar, _style(bar)), width - 8, 11.5) if height >= 11 else ""
+        (_, _, width, height), labels = self.boxes[bar["id"]], self._labels(bar, _style(bar))
+        return fitting(labels, width - min(8, width / 4), 11.5) if height >= 11 else ""
 
     def _labels(self, bar: Json, style: str) -> list[str]:
         """Return possible labels of a bar, longest first."""
         op, label, call = bar["op"], bar.get("label", ""), bar["op"]
         if bar["kind"] == "mark":
-            (name, arrow, _), number = label.partition(" → "), label.rpartition(" ")[2]
-            short = "" if arrow or not number.isdigit() else number
+            name, arrow, _ = label.partition(" → ")
+            short = "" if arrow else label[len(label.rstrip("0123456789")) :]
             return [label, name.partition(" (")[0], {"touch": "!", "failed": "✕"}.get(style, short)]
         if style == "failed":
             return [f"✕ {op} failed", "✕"]
