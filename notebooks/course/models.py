@@ -656,7 +656,8 @@ TASKS: list[Task] = [
         "steps_to_pay_off(first, eager, compiled)",
         "return the smallest n for which n compiled steps take no longer than n eager steps",
         "The first compiled step takes first seconds, and each later one takes compiled seconds.\n"
-        "Each eager step takes eager seconds. Return math.inf if compilation never pays off.",
+        "Each eager step takes eager seconds, which is less than first. Return math.inf if "
+        "compilation never pays off.",
         steps_to_pay_off,
         (
             "How long do n steps take, with and without compilation?",
