@@ -41,7 +41,11 @@ def lane(info: RunInfo, rank: int) -> Json:
     """Return the name, role, device and host of a rank."""
     known, display_name = info.rank(rank), name(info, rank)
     host = hosts_if_several(info).get(rank)
-    detail = [f"rank {rank}"] if display_name not in (f"rank {rank}", f"stage {rank}") else []
+    detail = (
+        [f"rank {rank}"]
+        if known.role and display_name not in (f"rank {rank}", f"stage {rank}")
+        else []
+    )
     detail += [known.device] if known.device not in ("", "cpu") else []
     result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
     return result if host is None else {**result, "host": clean(host)}
