@@ -276,7 +276,7 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     if isinstance(v, str):
         return "odd", 0
     level = round(SHADES * math.sqrt(min(1.0, abs(v) / most))) if most else 0
-    return ("negative" if v < 0 else "positive", 0.18 + 0.62 * level / SHADES) if level else None
+    return ("negative" if v < 0 else "positive", 0.28 + 0.62 * level / SHADES) if level else None
 
 
 @cached_drawing
