@@ -156,7 +156,7 @@ def sync_sgd() -> Result:
         f"replicas bitwise equal: {_equal(r['weights'] for r in run.results)}",
         _brief(run.trace),
     ]
-    return lines, {"sync_sgd": first_steps(run.trace, "step"), "sync_sgd (all)": run.trace}
+    return lines, {"sync_sgd": first_steps(run.trace, "step"), "sync_sgd (all steps)": run.trace}
 
 
 def parameter_server() -> Result:
@@ -169,7 +169,7 @@ def parameter_server() -> Result:
         for mode in ("dist_sync", "dist_async"):
             run = cluster.run(train_with_servers, mode)
             losses = run.results[0]["losses"]
-            traces |= {mode: first_steps(run.trace, "gradient"), f"{mode} (all)": run.trace}
+            traces |= {mode: first_steps(run.trace, "gradient"), f"{mode} (all steps)": run.trace}
             learned = _learned(losses, run.results)
             lines += [
                 f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, {learned}",
