@@ -290,7 +290,7 @@ def crashes(trace: Trace) -> Answers:
         f"it is in the update to v{used[-1].attributes['version']}",
         len(last),
         "replace" if dead in last else "continue",
-        sum(len(u.attributes["workers"]) for u in all_updates),
+        sum(3 - len(u.attributes["workers"]) for u in all_updates),
     )
 
 
