@@ -467,8 +467,8 @@ TASKS: list[Task] = [
         "smallest_ranks",
         "smallest_ranks(compute, sync)",
         "return the smallest number of ranks that trains faster than one",
-        "A step computes for `compute` seconds and then synchronizes for `sync` seconds, for "
-        "any number\nof ranks. Each rank has a different batch.",
+        "A step computes for compute seconds and then synchronizes for sync seconds, for any "
+        "number\nof ranks. Each rank has a different batch.",
         smallest_ranks,
         (
             "R ranks process R batches in compute + sync seconds. How long does one rank take?",
