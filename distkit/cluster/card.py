@@ -125,7 +125,7 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
     if supervisor.closed or supervisor.stage == "failed" or (child and child.status is not None):
         return "stopped" if supervisor.closed else "ended"
     if child is None:
-        return "idle" if supervisor.ready.is_set() else "starting"
+        return "idle" if supervisor.stage == "ready" or supervisor.ready.is_set() else "starting"
     if rank >= supervisor.plan.ranks:
         return "serving"
     verb = "stepping" if running and running.stepped else "running"
