@@ -234,16 +234,20 @@ def plot_speedups(measured: Any) -> Figure:
         measured: as for :func:`speedups`.
     """
     rows = speedups(measured)
-    figure = figures.new(5, 3)
+    figure = figures.new(6.5, 3)
     axes = figure.subplots()
     for i, batch in enumerate(sorted({row["batch"] for row in rows})):
         selected = sorted((r for r in rows if r["batch"] == batch), key=lambda r: int(r["ranks"]))
         ranks, color = [r["ranks"] for r in selected], rank_color(i)
         axes.plot(ranks, [r["predicted"] for r in selected], color=color, label=f"batch {batch}")
         axes.plot(
-            ranks, [r["measured"] for r in selected], "o", color=color, markeredgecolor="white"
+            [n + 0.05 * (i - 1) for n in ranks],  # so that no dot hides another
+            [r["measured"] for r in selected],
+            "o",
+            color=color,
+            markeredgecolor="white",
         )
-    _style(axes, sorted({row["ranks"] for row in rows}))
+    _style(axes, sorted({row["ranks"] for row in rows}), loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -317,13 +321,16 @@ def _summary(prediction: Row, measured: Sequence[float]) -> str:
 
 
 def _style(
-    axes: Any, ranks: Sequence[int], title: str = "lines: predicted, dots: measured"
+    axes: Any,
+    ranks: Sequence[int],
+    title: str = "lines: predicted, dots: measured",
+    **legend: Any,
 ) -> None:
     highest = max(1.0, axes.dataLim.y1)  # keeps the data readable, but may cut the ideal line
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
     axes.set(xticks=ranks, ylim=(0, 1.2 * highest), xlabel="ranks", ylabel="speedup")
     axes.set_title(title, fontsize=11)
-    axes.legend(fontsize=10)
+    axes.legend(fontsize=10, **legend)
     axes.grid()
     axes.spines[:].set_visible(False)
