@@ -308,6 +308,10 @@ def steps_to_pay_off(first: float, eager: float, compiled: float) -> float:
 
 _why_steps = known(
     (
+        lambda first, eager, compiled: (first - compiled) // (eager - compiled or 1) + 1,
+        "n steps may also take exactly as long as the eager ones",
+    ),
+    (
         lambda first, eager, compiled: math.ceil(first / abs(eager - compiled or 1)),
         "the first compiled step is also a step: n - 1 steps follow it",
     ),
