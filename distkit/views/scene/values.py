@@ -271,12 +271,12 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     The opacity grows with the square root of the magnitude, so that small values remain visible.
 
     >>> shade(-0.5, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
-    (('negative', 0.49), None, ('odd', 0))
+    (('negative', 0.6), None, ('odd', 0))
     """
     if isinstance(v, str):
         return "odd", 0
     level = round(SHADES * math.sqrt(min(1.0, abs(v) / most))) if most else 0
-    return ("negative" if v < 0 else "positive", 0.28 + 0.62 * level / SHADES) if level else None
+    return ("negative" if v < 0 else "positive", 0.3 + 0.6 * level / SHADES) if level else None
 
 
 @cached_drawing
