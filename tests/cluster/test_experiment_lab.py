@@ -140,6 +140,6 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     kept = page.locator(".jp-Cell").nth(1).locator(".distkit-still img")
     kept.wait_for()
     assert "10 runs" in str(kept.get_attribute("alt"))
-    assert kept.locator("xpath=..").locator("table tr").count() == 11
+    assert page.locator(".jp-Cell").nth(1).locator(".distkit-still table tr").count() == 11
     change_theme(page, "Dark")
     save_screenshots(page, {"experiment-closed-dark": page.locator(".jp-Cell").nth(1)})
