@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import distkit.trace.matching  # noqa: F401  not in a thread: a child forked meanwhile would block
 from distkit._format import named
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, RankController
 from distkit.cluster.runs.outcome import rank_ends
@@ -23,11 +24,9 @@ from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
 
-#: Time without events after which a blocked rank counts as settled [s]: messages may be in transit.
-SETTLE_TIME = 0.01
-
-#: Timeout for the explanation of a deadlock [s].
-DIAGNOSIS_TIMEOUT = 3.0
+#: Time without events after which a blocked rank counts as settled, because messages may be in
+#: transit, and timeout for the explanation of a deadlock [s].
+SETTLE_TIME, DIAGNOSIS_TIMEOUT = 0.01, 3.0
 
 
 @dataclass(frozen=True, slots=True)
