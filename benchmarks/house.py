@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_226, 900),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_200, 3_000),
+    "distkit/cluster": Line(3_198, 3_000),
     "distkit/diagnosis": Line(1_739, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_593, 1_600),
@@ -48,8 +48,8 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_439, 15_000),
-    "the whole product": Line(25_321, 25_000),
+    "all of distkit": Line(15_437, 15_000),
+    "the whole product": Line(25_319, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(177, 150),
     "names at the top level": Line(27, 23),

@@ -27,7 +27,7 @@ from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import dumps
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.rank import interpreter, seeds
+from distkit.cluster.rank import gpu, interpreter, seeds
 from distkit.cluster.rank.gate import Gate
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
@@ -108,8 +108,6 @@ class Rank:
         seeds.set_all()  # forked processes would all draw the same numbers
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
-            from distkit.cluster.rank import gpu
-
             gpu.initialize(spec)
             tap.remove()  # reinstalled around the staging, so that a receive includes its copy
             if tap.on_gloo:
@@ -204,8 +202,6 @@ class Rank:
                     memoryview(value).tobytes() if options.get("raw") else _dump_result(value)
                 )
         except BaseException as error:
-            from distkit.cluster.rank import gpu
-
             self._error = error
             outcome.error = describe(
                 error, released=isinstance(error, Released), hint=gpu.hint(error, self.spec)
