@@ -164,8 +164,12 @@ class Table:
             self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
             high += 5 + HISTOGRAM_HEIGHT
         fitted = (
-            (fitting(options[-(self.column_width < MIN_NAMED) :], self.column_width, 11), style)
-            for style, options in cell.lines  # all columns name their numbers, or none
+            (
+                # all columns of a table name their numbers, or none does
+                fitting(o[-1:] if self.column_width < MIN_NAMED else o, self.column_width, 11),
+                style,
+            )
+            for style, o in cell.lines
         )
         texts = [
             text(content, style, y=LINE_HEIGHT * (i + 1), size=11)
