@@ -35,7 +35,7 @@ SKEW, EXIT_GRACE = 5, 5.0
 RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: Substrings of the command lines of a cluster's processes.
-_OURS = ("distkit_hosts.remote.agent", "distkit.boot", "ipyparallel")
+_OURS = ("distkit_hosts.remote.agent", "distkit.imports", "ipyparallel")
 
 FIGURES = {
     "start_distkit / start_ipyparallel": Figure(

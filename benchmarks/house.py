@@ -26,17 +26,17 @@ class Line(NamedTuple):
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
-    "distkit": Line(1_226, 900),
+    "distkit": Line(1_224, 900),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_198, 3_000),
+    "distkit/cluster": Line(3_166, 3_000),
     "distkit/diagnosis": Line(1_739, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
-    "distkit/recording": Line(1_593, 1_600),
-    "distkit/trace": Line(914, 700),
+    "distkit/recording": Line(1_586, 1_600),
+    "distkit/trace": Line(913, 700),
     "distkit/views": Line(3_798, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
-    "companions/distkit_hosts": Line(3_189, 3_200),
+    "companions/distkit_hosts": Line(3_187, 3_200),
     "companions/distkit_simulation": Line(1_659, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
@@ -48,10 +48,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_437, 15_000),
-    "the whole product": Line(25_319, 25_000),
+    "all of distkit": Line(15_395, 15_000),
+    "the whole product": Line(25_275, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(177, 150),
+    "files in distkit": Line(168, 150),
     "names at the top level": Line(27, 23),
 }
 

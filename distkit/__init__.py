@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from distkit.companions import attributes
+from distkit.imports import attributes
 
 if TYPE_CHECKING:
     import distkit_hosts as hosts

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError, RunError
+from distkit.imports import load
 
 if TYPE_CHECKING:
     from distkit.diagnosis.findings import Finding

@@ -67,6 +67,8 @@ REQUESTS = frozenset({Op.REGISTER, Op.INIT, Op.PUSH, Op.PULL})
 COMPUTATION = frozenset({Op.MARK, Op.TOUCH})
 STORES = frozenset({Op.STORE_WAIT, Op.STORE_SET})
 COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION - STORES
+#: Collectives whose sizes may differ between ranks.
+UNEVEN = frozenset({Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP})
 
 
 class State(_StringEnum):

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distkit import boot
+from distkit import imports
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.descendants import (
+from distkit.cluster.processes.cleanup import (
     END_TIMEOUT,
     adopt_orphans,
     children,
@@ -177,7 +177,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
     channel, before = Channel(parent_end), children()
     with judge_end:
         process = subprocess.Popen(
-            boot.command(*_JUDGE, judge_end.fileno(), submission, *names),
+            imports.command(*_JUDGE, judge_end.fileno(), submission, *names),
             pass_fds=[judge_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.descendants import die_with_parent
+from distkit.cluster.processes.cleanup import die_with_parent
 from distkit.errors import DistkitError
 from distkit.trace.trace import Trace
 from distkit_course.confinement import JUDGE, limit_memory

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.companions import attributes
+from distkit.imports import attributes
 
 if TYPE_CHECKING:
     from distkit.algorithms.all_reduce import ALL_REDUCES

@@ -7,8 +7,7 @@ and ``supervisor`` manages its processes.
 
 from typing import TYPE_CHECKING
 
-from distkit.boot import check
-from distkit.companions import attributes
+from distkit.imports import attributes, check
 
 if TYPE_CHECKING:
     from distkit.cluster.runs.run import Run

@@ -17,14 +17,14 @@ from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT_RANKS, Plan, make_plan
 from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
-from distkit.cluster.rank import seeds
+from distkit.cluster.processes.rank_spec import call_seed
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
-from distkit.companions import load
 from distkit.diagnosis.diagnose import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
+from distkit.imports import load
 from distkit.recording import faults
 
 #: Environment variable that selects a site's machines for the ranks of all clusters.
@@ -320,7 +320,7 @@ class Cluster:
         seed: int | None = None,
         **options: Any,
     ) -> Run:
-        seed, kwargs = seeds.for_call(fn, kwargs, seed)
+        seed, kwargs = call_seed(fn, kwargs, seed)
         payload = pack(fn, args, kwargs)
         self.wait()
         with self._submitting:

@@ -45,7 +45,7 @@ class Engines(Ranks):
         """Start the controller and the engines, and wait until all have registered."""
         self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
-            fork.preload("distkit.cluster.processes.preload:engines")
+            fork.preload("distkit.cluster.processes.roles:preload_engines")
         controller = {
             "target": "distkit.cluster.processes.roles:controller",
             "folder": self.folder,

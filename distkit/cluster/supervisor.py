@@ -63,7 +63,7 @@ class Supervisor:
             self._set_stage("importing torch")
             for host in self.hosts:
                 host.server.on_loss.add(self._fail)
-                host.server.preload("distkit.cluster.processes.preload:hook")
+                host.server.preload("distkit.cluster.processes.roles:preload")
             for host in self.hosts:
                 host.server.wait_until_idle()
             self._set_stage("ready")

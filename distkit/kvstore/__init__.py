@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distkit.companions import attributes
+from distkit.imports import attributes
 
 if TYPE_CHECKING:
     from distkit.kvstore.client.tensors import split_and_load

@@ -25,10 +25,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from distkit.events import COLLECTIVES, WORLD, Op
+from distkit.events import COLLECTIVES, UNEVEN, WORLD, Op
 from distkit.recording.pending import Pending, waiting
 from distkit.recording.recorder import is_user_file
-from distkit.trace.calls import UNEVEN_OPS
 
 _BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC follows
 _CRC = struct.Struct("<I")
@@ -126,7 +125,7 @@ def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
     size, so the diagnosis reports them after the run.
     """
     peer, _, nbytes, shape, dtype, _, _, attributes, _ = fields
-    share = 0 if op in UNEVEN_OPS or dtype.startswith("sparse") else nbytes
+    share = 0 if op in UNEVEN or dtype.startswith("sparse") else nbytes
     if op is Op.SCATTER:
         share = math.prod(shape)
     facts = dict(attributes)

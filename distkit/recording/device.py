@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distkit.recording.plain import Values
+from distkit.recording.encoding import Values
 
 #: Held during event queries and while a CUDA graph is captured, because a capture fails if another
 #: thread queries an event.
@@ -50,6 +50,10 @@ class Device:
         event = self._torch.Event(enable_timing=True)
         self._torch.current_stream(self._device).record_event(event)
         return event
+
+    def in_flight(self, work: Any, begin: Any, called: float) -> InFlight:
+        """Return an operation that has completed on the host and runs on the device."""
+        return InFlight(self, work, begin, called)
 
     def captures(self) -> bool:
         """Return whether this thread's calls are being captured into a CUDA graph."""

@@ -32,7 +32,7 @@ from distkit.recording.recorder import VALUES, Recorder, user_line
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distkit.recording.plain import Values
+    from distkit.recording.encoding import Values
 
 #: All steps up to this number are recorded; then the interval doubles when the step number does.
 ALL_STEPS = 64

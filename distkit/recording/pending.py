@@ -17,15 +17,17 @@ from functools import wraps
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import overrides
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import WORLD, Op, State
-from distkit.recording.device import DeferredSummary, Device, InFlight
 from distkit.recording.recorder import Recorder, is_stdlib_file, is_user_file
+
+if TYPE_CHECKING:
+    from distkit.recording.device import Device, InFlight
 
 #: Longest timeout [ms] that a program is expected to handle, so its wait is not interrupted.
 MAX_USER_TIMEOUT = 60_000
@@ -104,7 +106,8 @@ class Pending:
             if self.device is None or self.begin is None:
                 self._end(now, values)
             else:
-                self.in_flight = InFlight(self.device, self.work, self.begin, self.called), values
+                in_flight = self.device.in_flight(self.work, self.begin, self.called)
+                self.in_flight = in_flight, values
                 self.outputs = []
                 self.recorder.in_flight.append(self)
 
@@ -128,7 +131,7 @@ class Pending:
 
     def _end(self, end_time: float, values: Any, *facts: tuple[str, Any]) -> None:
         self.done, fields = True, self.fields
-        if isinstance(values, DeferredSummary):
+        if values is not None and type(values) is not tuple:  # they arrive later
             facts = *facts, ("memory", values.memory)
         if facts:
             *call, where, attributes, match = fields

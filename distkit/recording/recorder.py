@@ -32,7 +32,7 @@ from distkit.events import (
     State,
     Summary,
 )
-from distkit.recording.plain import Row, Values, encode_rows
+from distkit.recording.encoding import Row, Values, encode_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -483,7 +483,7 @@ MACHINERY = (
         f"{OWN[0]}/{name}"
         for name in (
             "recording/",
-            "boot.py",
+            "imports.py",
             "cluster/",
             "kvstore/",
             "algorithms/contract.py",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,15 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import P2P, WORLD, Op, State
 from distkit.recording import recorder as _recorder
-from distkit.recording import stores
 from distkit.recording.call_context import CallContext, register_model
-from distkit.recording.device import device_of, event_query_lock
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
     Call,
     Groups,
     describe,
+    hook_stores,
     is_async,
     is_functional,
     object_function,
@@ -64,6 +63,9 @@ from distkit.recording.recorder import (
     user_line,
     with_caller,
 )
+
+if TYPE_CHECKING:
+    from distkit.recording.device import Device
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -125,7 +127,7 @@ class Tap:
             self._watch_gpu(undo)
         for name in COMPLETION_QUERIES:
             hook(undo, dist.Work, name, self._query_hook)
-        stores.install(undo, self._record_start)
+        hook_stores(undo, self._record_start)
 
     def remove(self) -> None:
         """Restore torch's functions."""
@@ -223,7 +225,7 @@ class Tap:
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
         shape, dtype, nbytes = describe(used)
-        device = None if not used or used[0].is_cpu else device_of(used[0].device)
+        device = None if not used or used[0].is_cpu else _device_of(used[0].device)
         has_values = bool(used)
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
@@ -438,10 +440,12 @@ class Tap:
 
     def _watch_gpu(self, undo: ExitStack) -> None:
         """Hook the functions that synchronize with the GPU or capture a CUDA graph."""
+        from distkit.recording.device import event_query_lock
+
         hook(undo, torch.cuda, "synchronize", partial(self._synchronize_hook, all_streams=True))
         hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
-        hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
-        hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
+        hook(undo, torch.cuda.CUDAGraph, "capture_begin", partial(_capture_begin, event_query_lock))
+        hook(undo, torch.cuda.CUDAGraph, "capture_end", partial(_capture_end, event_query_lock))
         with warnings.catch_warnings():  # the overridden kernels only select a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
@@ -569,22 +573,32 @@ def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., An
     library.impl(operator, hooked, "BackendSelect", with_keyset=True)
 
 
-def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _device_of(device: torch.device) -> Device:
+    from distkit.recording.device import device_of  # lazy: only with a GPU
+
+    return device_of(device)
+
+
+def _capture_begin(
+    queries: threading.Lock, capture_begin: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Begin a capture, and disable event queries until it ends."""
-    event_query_lock.acquire()
+    queries.acquire()
     try:
         return capture_begin(*args, **kwargs)
     except BaseException:
-        event_query_lock.release()
+        queries.release()
         raise
 
 
-def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _capture_end(
+    queries: threading.Lock, capture_end: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     try:
         return capture_end(*args, **kwargs)
     finally:
         with suppress(RuntimeError):  # the capture had not begun
-            event_query_lock.release()
+            queries.release()
 
 
 def _future_of(work: Any) -> Any:

@@ -13,6 +13,7 @@ from distkit.events import (
     REQUESTS,
     SPARSE,
     STORES,
+    UNEVEN,
     Event,
     Op,
     Span,
@@ -172,9 +173,6 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 
 # -- matching calls -----------------------------------------------------------------
 
-#: Operations whose sizes may differ between ranks.
-UNEVEN_OPS = {Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP}
-
 
 def comparable_size(record: Event | Span) -> int:
     """Return the size [bytes] that must be equal on all ranks.
@@ -208,10 +206,10 @@ def difference(one: Event | Span, other: Event | Span) -> str:
         return "members" if attribute("members") != other_attribute("members") else ""
     if one.peer != other.peer:
         return "root"
-    if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEVEN_OPS):
+    if one.dtype and other.dtype and ((one.nbytes and other.nbytes) or one.op not in UNEVEN):
         if one.dtype != other.dtype:
             return "dtype"
-        if one.op not in UNEVEN_OPS and comparable_size(one) != comparable_size(other):
+        if one.op not in UNEVEN and comparable_size(one) != comparable_size(other):
             return "size"
     return "reduction" if attribute("reduction") != other_attribute("reduction") else ""
 

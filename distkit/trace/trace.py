@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distkit import companions
+from distkit import imports
 from distkit.events import Op
 from distkit.trace.log import EventLog
 
@@ -76,7 +76,7 @@ class Trace(EventLog):
         paths = [*map(Path, [path] if isinstance(path, (str, Path)) else path)]
         if len(paths) == 1 and not paths[0].is_dir() and file.is_trace_file(paths[0]):
             return file.load(paths[0], cls)
-        trace: Trace = companions.load("distkit_hosts.importers").load(paths, cls)
+        trace: Trace = imports.load("distkit_hosts.importers").load(paths, cls)
         return trace
 
     def to_chrome(self, path: str | Path) -> Path:

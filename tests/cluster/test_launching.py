@@ -76,7 +76,7 @@ def left_behind(lab: Laboratory) -> list[str]:
 
 def processes(lab: Laboratory, host: str) -> list[str]:
     lines = run_shell(lab, host, "ps -eo args").splitlines()
-    parts = [*PROCESS_NAMES, *(["boot.py"] if host != "head" else [])]  # not the running kernel
+    parts = [*PROCESS_NAMES, *(["imports.py"] if host != "head" else [])]  # not the running kernel
     return [line for line in lines if any(part in line for part in parts)]
 
 

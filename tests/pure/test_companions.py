@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distkit.companions import load
 from distkit.errors import CompanionError, DistkitError
+from distkit.imports import load
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit.errors import StartError
 
 
 def test_only_folders_with_the_prefix_are_removed(temporary: Path) -> None:
-    ours, theirs = folders.new_prefix(), folders.new_prefix()
-    removed, kept = Path(folders.make(ours)), Path(folders.make(theirs))
+    ours, theirs = cleanup.new_prefix(), cleanup.new_prefix()
+    removed, kept = Path(cleanup.make_folder(ours)), Path(cleanup.make_folder(theirs))
     (removed / "socket").write_text("")
-    folders.remove_all(ours)
+    cleanup.remove_folders(ours)
     assert list(temporary.iterdir()) == [kept]
 
 
@@ -25,5 +25,5 @@ def test_low_disk_space_raises_before_start(
     full = os.statvfs_result((4096, 4096, 100, 0, 10, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     with pytest.raises(StartError, match=r"1\.91 MiB needed, 40 KiB free(?s:.*)TMPDIR"):
-        folders.make("distkit-", 4)
+        cleanup.make_folder("distkit-", 4)
     assert not list(temporary.iterdir())

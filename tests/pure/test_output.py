@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distkit.cluster.runs import output as module
-from distkit.cluster.runs.output import OutputBuffer
+from distkit.cluster.runs import received as module
+from distkit.cluster.runs.received import OutputBuffer
 
 
 def test_fragments_are_joined_to_lines() -> None:

@@ -33,15 +33,14 @@ PUBLIC = """
 """.split()
 
 # Imports point down: each part of distkit, and the other parts that it may import.
-SHARED = "errors events consistency companions trace boot _format "
+SHARED = "errors events consistency imports trace _format "
 LAYERS = {
     "_format": "",
     "errors": "",
-    "boot": "",
-    "companions": "errors",
+    "imports": "errors",
     "events": "",
     "consistency": "",
-    "trace": "errors events companions consistency _format",
+    "trace": "errors events imports consistency _format",
     "recorded": "trace",
     "diagnosis": SHARED,
     "algorithms": SHARED,

@@ -15,7 +15,7 @@ import pytest
 import distkit as dk
 from distkit.errors import DeadlockError, RankError, RunError, StepError
 from distkit.events import WORLD, Op, State
-from distkit.recording.plain import encode
+from distkit.recording.encoding import encode
 from distkit.trace.info import ClockOffset
 from distkit.trace.trace import Trace
 from distkit_hosts.torchrun import merge, rankfile

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distkit.cluster.notebook import Cell
-from distkit.cluster.rank import seeds
+from distkit.cluster.processes import rank_spec
 
 
 def without_seed(x: int) -> None: ...
@@ -31,32 +31,34 @@ def with_seed(x: int, seed: int = 0) -> None: ...
     ],
 )
 def test_seed_is_passed_to_functions_that_accept_one(fn, passed) -> None:
-    assert seeds.for_call(fn, {}, 3) == (3, passed)
-    drawn, kwargs = seeds.for_call(fn, {"lr": 1}, None)
+    assert rank_spec.call_seed(fn, {}, 3) == (3, passed)
+    drawn, kwargs = rank_spec.call_seed(fn, {"lr": 1}, None)
     assert isinstance(drawn, int)
     assert kwargs == {"lr": 1}
 
 
 def test_runs_are_reseeded_and_cells_are_not() -> None:
-    assert seeds.for_call(without_seed, {}, None) != seeds.for_call(without_seed, {}, None)
+    assert rank_spec.call_seed(without_seed, {}, None) != rank_spec.call_seed(
+        without_seed, {}, None
+    )
     cell = Cell("x = 1", "In[1]", [0])
-    assert seeds.for_call(cell, {}, None) == (None, {})
-    assert seeds.for_call(cell, {}, 5) == (5, {})
+    assert rank_spec.call_seed(cell, {}, None) == (None, {})
+    assert rank_spec.call_seed(cell, {}, 5) == (5, {})
 
 
 @pytest.mark.parametrize("seed", ["3", 0.5, [1]])
 def test_seed_must_be_an_integer(seed: object) -> None:
     with pytest.raises(TypeError, match="seed must be an integer"):
-        seeds.for_call(without_seed, {}, seed)
+        rank_spec.call_seed(without_seed, {}, seed)
 
 
 def test_derived_seeds_are_distinct_and_reproducible() -> None:
-    derived = [seeds.for_rank(s, r, n) for s in (-1, 0, 1) for r in range(64) for n in (0, 1)]
+    derived = [rank_spec.rank_seed(s, r, n) for s in (-1, 0, 1) for r in range(64) for n in (0, 1)]
     assert len({*derived}) == len(derived)
     assert len({d & 0xFFFFFFFF for d in derived}) == len(derived), (
         "torch's CPU generator uses only 32 bits"
     )
-    assert seeds.for_rank(1, 2, 3) == 0x19B832B2B004C52A
+    assert rank_spec.rank_seed(1, 2, 3) == 0x19B832B2B004C52A
 
 
 def draw_numbers() -> tuple[float, float, float]:
@@ -68,7 +70,7 @@ def test_every_generator_is_seeded() -> None:
     try:
         rounds = []
         for seed in (1, 1, 2**64 - 1, None, None):
-            seeds.set_all(seed)
+            rank_spec.set_seeds(seed)
             rounds.append(draw_numbers())
     finally:
         torch.set_rng_state(before[0])

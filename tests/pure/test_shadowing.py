@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distkit.boot import check, libraries
+from distkit.imports import check, libraries
 
 
 def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import distkit as dk
 from distkit.cluster import Run
 from distkit.events import Op, State
-from distkit.recording.blackbox import SLOTS
+from distkit.recording.encoding import SLOTS
 
 
 def trace_of(run: object) -> dk.Trace:

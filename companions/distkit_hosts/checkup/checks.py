@@ -12,7 +12,7 @@ from itertools import combinations
 
 from distkit._format import count, human_bytes, joined
 from distkit.cluster.plan import RANK_BYTES, Gpus, assign_devices
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit_hosts.checkup.facts import (
     HERE,
     Check,
@@ -76,7 +76,7 @@ def _space(host: str, machine: Json) -> Iterator[Check]:
             "Start the container with --shm-size=2g.",
             host,
         )
-    need = folders.space_needed(max(1, recommended_ranks(machine)))
+    need = cleanup.space_needed(max(1, recommended_ranks(machine)))
     if problem := _problem(temporary, need):
         yield failure(
             "disk",

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit.errors import LaboratoryError
 from distkit_hosts.laboratory import plan, starting
 from distkit_hosts.laboratory.starting import find
@@ -74,7 +74,7 @@ class Laboratory:
         for host in skew or {}:
             self._check(host)
         starting.check_platform()
-        made = folders.make(folders.new_prefix())
+        made = cleanup.make_folder(cleanup.new_prefix())
         #: The folder of the laboratory, on all hosts and here.
         self.folder = Path(made)
         self._open = ExitStack()  # sockets of the hosts in this process

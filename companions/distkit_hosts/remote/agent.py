@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import machine
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.fork_client import start_fork_server
 from distkit.cluster.processes.rank_spec import free_port, inherited
@@ -59,7 +59,7 @@ class Agent:
     def __init__(self, kernel: dict[str, Any]) -> None:
         self._kernel = kernel
         self._welcomed, self._ended = False, threading.Event()
-        self._prefix = folders.new_prefix()
+        self._prefix = cleanup.new_prefix()
         self._fork_server: Channel | None = None  # to the process that forks
         multiplexer = self._multiplexer = Multiplexer(
             kernel["endpoint"], tuple(kernel["keys"]), listen=False
@@ -113,7 +113,7 @@ class Agent:
         self._fork_server, theirs = Channel.pair()
         with theirs:
             self._process = start_fork_server(theirs, self._prefix)
-        self._fork_server.send({"do": "call", "target": "distkit.cluster.processes.preload:hook"})
+        self._fork_server.send({"do": "call", "target": "distkit.cluster.processes.roles:preload"})
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _forward(self) -> None:
@@ -157,7 +157,7 @@ class Agent:
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
         """Create a folder like the kernel's, and forward its sockets to the kernel's."""
         try:
-            folder = folders.make(self._prefix, processes)
+            folder = cleanup.make_folder(self._prefix, processes)
         except StartError as error:
             self._tunnel.send({"refused": str(error)})
             return
@@ -195,7 +195,7 @@ class Agent:
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-        folders.remove_all(self._prefix)
+        cleanup.remove_folders(self._prefix)
         self._multiplexer.close()
 
 

@@ -33,17 +33,15 @@ from typing import Any
 
 import torch
 
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.rank.gate import Gate
-from distkit.cluster.rank.interpreter import run_script
 from distkit.cluster.rank.process_group import TIMING
+from distkit.cluster.rank.rank import Gate, run_script
 from distkit.errors import StartError
 from distkit.events import STACK, WORLD, Op
 from distkit.recording import recorder as _recorder
-from distkit.recording.blackbox import BlackBox
 from distkit.recording.call_context import CallContext, describe_exception
-from distkit.recording.plain import Row
+from distkit.recording.encoding import BlackBox, Row
 from distkit.recording.recorder import Flusher, Recorder, is_user_file
 from distkit.recording.tap import tap
 from distkit_hosts.launched import Launched, detect
@@ -286,7 +284,7 @@ class ControlSocket:
         self._gate: Gate | None = None  # set in a stepped rank
         self.path, self._listener = "", socket.socket(socket.AF_UNIX)
         with suppress(StartError, OSError):
-            folder = folders.make(folders.new_prefix())
+            folder = cleanup.make_folder(cleanup.new_prefix())
             self._listener.bind(f"{folder}/control")
             self._listener.listen(1)
             self.path = f"{folder}/control"

@@ -26,7 +26,7 @@ from distkit.cluster.runs.outcome import Failure, Frame, Outcome
 from distkit.cluster.runs.run import Run
 from distkit.cluster.runs.stepper import Stepper
 from distkit.errors import RunError, StepError, TraceFileError
-from distkit.recording.plain import encode_rows
+from distkit.recording.encoding import encode_rows
 from distkit.trace.calls import raised_at
 from distkit.trace.info import RankEnd, RunInfo
 from distkit.trace.trace import Trace

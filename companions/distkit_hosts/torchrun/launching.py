@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from distkit.cluster.processes.descendants import die_with_parent
+from distkit.cluster.processes.cleanup import die_with_parent
 from distkit.errors import StartError
 
 #: Launchers other than torchrun; their command names Python after their own options.

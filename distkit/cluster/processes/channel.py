@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from distkit.recording.plain import decode, encode
+from distkit.recording.encoding import decode, encode
 
 _HEAD = struct.Struct("!Q")
 

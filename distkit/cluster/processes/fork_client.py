@@ -25,12 +25,12 @@ from concurrent import futures
 from contextlib import suppress
 from typing import Any
 
-from distkit import boot
+from distkit import imports
 from distkit.cluster import machine
 from distkit.cluster.plan import Gpus, examine
-from distkit.cluster.processes import folders
+from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.descendants import END_TIMEOUT
+from distkit.cluster.processes.cleanup import END_TIMEOUT
 from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import StartError
 
@@ -220,7 +220,7 @@ class LocalForkClient(ForkClient):
     """The client of this machine's fork server, which it starts. Use :func:`server`."""
 
     def __init__(self) -> None:
-        self._prefix = folders.new_prefix()
+        self._prefix = cleanup.new_prefix()
         channel, remote = Channel.pair()
         with remote:
             self.process = start_fork_server(remote, self._prefix)
@@ -232,7 +232,7 @@ class LocalForkClient(ForkClient):
         Raises:
             StartError: there is too little space.
         """
-        return folders.make(self._prefix, processes)
+        return cleanup.make_folder(self._prefix, processes)
 
     def close(self) -> None:
         """Terminate the fork server and its descendants."""
@@ -311,7 +311,7 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
     environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
     environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return subprocess.Popen(
-        boot.command("distkit.cluster.processes.fork_server:main", remote.fileno(), prefix),
+        imports.command("distkit.cluster.processes.fork_server:main", remote.fileno(), prefix),
         pass_fds=[remote.fileno()],
         env=environ,
         stdin=subprocess.DEVNULL,
@@ -339,7 +339,7 @@ def server() -> LocalForkClient:
 def call_during_start(target: str, *arguments: str) -> None:
     """Start the fork server, and call ``target`` ("module:function") while it starts."""
     server()
-    boot.call(target, *arguments)
+    imports.call(target, *arguments)
 
 
 def _forget() -> None:

@@ -1,13 +1,13 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
-memory. It starts once per kernel (see :mod:`distkit.boot`), outlives the kernel's
+memory. It starts once per kernel (see :mod:`distkit.imports`), outlives the kernel's
 clusters, and exits with the kernel: then it kills all its descendants.
 
 Its parent is the *subreaper*, which kills remaining descendants after the fork server exits.
 It forks the fork server before large imports, holds no lifeline, waits for its exit, and removes
 the folders. When the fork server is killed, the subreaper adopts the ranks' children (see
-:mod:`distkit.cluster.processes.descendants`). If the subreaper is killed, the fork server shuts
+:mod:`distkit.cluster.processes.cleanup`). If the subreaper is killed, the fork server shuts
 down.
 
 Nothing here may start a thread, open a ZeroMQ context or use CUDA: they do not work after a fork.
@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from distkit import boot
-from distkit.cluster.processes import folders
+from distkit import imports
+from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.descendants import (
+from distkit.cluster.processes.cleanup import (
     END_TIMEOUT,
     adopt_orphans,
     die_with_parent,
@@ -122,7 +122,7 @@ class ForkServer:
         """
         signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
         try:
-            boot.call(target)
+            imports.call(target)
         except Exception:  # children that need it will report the error
             traceback.print_exc()
         finally:
@@ -197,7 +197,7 @@ class ForkServer:
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
-            boot.call(target, lifeline, **arguments)
+            imports.call(target, lifeline, **arguments)
             status = 0
         except DistkitError as error:
             print(error, file=sys.stderr)
@@ -269,5 +269,5 @@ def main(channel_fd: str, prefix: str) -> None:
     os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end_all_children()
-    folders.remove_all(prefix)
+    cleanup.remove_folders(prefix)
     os._exit(status if status >= 0 else 128 - status)

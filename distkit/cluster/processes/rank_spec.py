@@ -1,13 +1,24 @@
-"""The specification of a rank. The kernel imports this module, so it imports nothing heavy."""
+"""The specification of a rank, and the seeds of its random number generators.
+
+The kernel imports this module, so it imports nothing heavy.
+"""
 
 from __future__ import annotations
 
+import inspect
+import operator
 import os
+import random
+import secrets
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from distkit.cluster.notebook import Cell
 
 #: Exit status of a rank after its program closed the channel to the kernel.
 CHANNEL_CLOSED = 86
@@ -98,3 +109,56 @@ def free_port(address: str = "127.0.0.1") -> int:
     """Return a free port at an address of this machine."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+# -- seeds -----------------------------------------------------------------------------------------
+#
+# Ranks are forked from one process, so by default they would all draw the same numbers. Each run
+# has a seed, stored in its trace (``trace.info.seed``), and each rank derives its own seed from it.
+
+
+def call_seed(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dict[str, Any]]:
+    """Return the seed of a run, and the keyword arguments of its function.
+
+    A function with a parameter ``seed`` receives the seed. A run without a seed draws one; a cell
+    without a seed keeps the state of the ranks' generators.
+
+    Raises:
+        TypeError: the seed is not an integer.
+
+    >>> call_seed(lambda seed: None, {}, 7)
+    (7, {'seed': 7})
+    >>> call_seed(len, {}, 7)
+    (7, {})
+    """
+    if seed is None:
+        return (None if isinstance(fn, Cell) else secrets.randbits(32)), kwargs
+    with suppress(TypeError, ValueError):  # a script, or a function written in C
+        if "seed" in inspect.signature(fn).parameters:
+            kwargs = {**kwargs, "seed": seed}
+    try:
+        return operator.index(seed), kwargs
+    except TypeError:
+        raise TypeError(f"seed must be an integer, not {seed!r}") from None
+
+
+def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
+    """Return a rank's seed of 64 bits; ``incarnation`` is the number of its earlier processes.
+
+    >>> rank_seed(0, 0) == rank_seed(0, 0), rank_seed(0, 0) == rank_seed(0, 1)
+    (True, False)
+    """
+    return int.from_bytes(
+        blake2b(f"{seed} {rank} {incarnation}".encode(), digest_size=8).digest(), "big"
+    )
+
+
+def set_seeds(seed: int | None = None) -> None:
+    """Seed the generators of torch (on all devices), numpy and Python; randomly if None."""
+    import torch
+
+    seed = secrets.randbits(64) if seed is None else seed
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:  # a later import seeds it randomly
+        sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -1,6 +1,7 @@
 """Defines the roles of forked children: engine, plain rank, controller, or kvstore node.
 
-Each function is called in a new fork of the fork server; its first argument is the lifeline.
+A role's function is called in a new fork of the fork server; its first argument is the lifeline.
+The fork server calls :func:`preload` before it forks ranks, so they share its modules and hooks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,47 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from distkit.cluster.processes.channel import Channel
 
+#: Modules that ranks need, and those that engines and their controller need; importing one must not
+#: start a thread or open a socket.
+_RANKS = ("numpy.random", "torch.nn.parallel", "distkit.cluster.rank.rank")
+_ENGINES = (
+    "ipykernel.debugger",
+    "ipyparallel.controller.app",
+    "ipyparallel.engine.app",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+    "tornado.platform.asyncio",
+)
+
 #: Number of "ports" for the controller's sockets; it uses 18.
 PORTS = 20
+
+
+@cache
+def preload() -> None:
+    """Import the modules of ranks and hook torch, once for all ranks."""
+    for name in _RANKS:
+        import_module(name)
+    from distkit.recording.tap import tap
+
+    tap.install()
+
+
+@cache
+def preload_engines() -> None:
+    """Import the modules of engines and their controller before any is forked."""
+    # no debugger is attached to an engine: debugpy would cost each engine 0.1 s and 15 MB
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    for name in _ENGINES:
+        import_module(name)
+    del sys.modules["debugpy"]
 
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:

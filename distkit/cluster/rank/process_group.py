@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.cluster.processes.rank_spec import Spec
-from distkit.companions import load
+from distkit.imports import load
 from distkit.recording.pending import hook
 
 #: Enables NCCL's timing of its kernels.

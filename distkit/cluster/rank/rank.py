@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import builtins
 import os
+import runpy
 import signal
 import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -26,9 +29,8 @@ import torch
 from distkit.cluster.notebook import Cell
 from distkit.cluster.pickling import dumps
 from distkit.cluster.processes.channel import Channel
-from distkit.cluster.processes.rank_spec import Spec
-from distkit.cluster.rank import gpu, interpreter, seeds
-from distkit.cluster.rank.gate import Gate
+from distkit.cluster.processes.rank_spec import Spec, rank_seed, set_seeds
+from distkit.cluster.rank import gpu
 from distkit.cluster.rank.outbox import Outbox
 from distkit.cluster.rank.process_group import NCCL, Group
 from distkit.cluster.runs.outcome import (
@@ -42,8 +44,8 @@ from distkit.cluster.runs.outcome import (
 from distkit.errors import NotPicklableError
 from distkit.events import WORLD
 from distkit.recording import recorder
-from distkit.recording.blackbox import BlackBox
 from distkit.recording.call_context import CallContext, CollectiveFingerprint
+from distkit.recording.encoding import BlackBox
 from distkit.recording.faults import FaultInjector, Faults, LeaveFunction
 from distkit.recording.recorder import Flusher, Recorder
 from distkit.recording.tap import tap
@@ -105,7 +107,7 @@ class Rank:
         with suppress(OSError):
             os.chdir(spec.cwd)
         torch.set_num_threads(spec.threads)
-        seeds.set_all()  # forked processes would all draw the same numbers
+        set_seeds()  # forked processes would all draw the same numbers
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
             gpu.initialize(spec)
@@ -117,7 +119,7 @@ class Rank:
         self.group.intercept_init()
         self.outbox.capture()
         builtins.input = _raise_for_input
-        interpreter.install_child_hooks()
+        install_child_hooks()
 
     # -- the lifeline -----------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Rank:
                 self._kvstore(options, emit),
             ):
                 if options.get("seed") is not None:
-                    seeds.set_all(seeds.for_rank(options["seed"], self.spec.rank, incarnation))
+                    set_seeds(rank_seed(options["seed"], self.spec.rank, incarnation))
                 try:
                     value = self._call(payload, run)
                     tap.wait_for_gpu()
@@ -215,7 +217,7 @@ class Rank:
             fn, args = self._run_cell, (fn,)
         if isinstance(fn, Path):
             recorder.add_user_file(str(fn))
-            fn, args, kwargs = interpreter.run_script, (fn, args), {}
+            fn, args, kwargs = run_script, (fn, args), {}
         if not self.group.is_replacement:  # a replacement has no group
             self.group.enter(run)
         try:
@@ -302,21 +304,56 @@ class Rank:
         return context
 
 
+class Gate:
+    """Semaphore that blocks a rank before each communication until it gets a permit.
+
+    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Another
+    thread adds permits, since the main thread waits. The operation of a waiting rank is
+    *scheduled* but not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
+    interprets.
+
+    ``on_wait`` is called before a communication waits.
+    """
+
+    def __init__(self) -> None:
+        self.on_wait: Callable[[], None] = lambda: None
+        self._permits: float = 0
+        self._changed = threading.Condition()
+
+    def allow(self, count: int | None) -> None:
+        """Add ``count`` permits, or permit all if None. May be called from any thread."""
+        with self._changed:
+            self._permits += float("inf") if count is None else count
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait for a permit, and consume it."""
+        with self._changed:
+            if not self._permits:
+                self.on_wait()
+                self._changed.wait_for(lambda: self._permits)
+            self._permits -= 1
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def run_script(path: Path, argv: Iterable[str]) -> None:
+    """Run a file as Python does: as ``__main__``, with its arguments."""
+    sys.argv[:] = [str(path), *argv]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:  # scripts often end with sys.exit(main())
+        if end.code not in (None, 0):
+            raise
+
+
 def _raise_for_input(prompt: object = "") -> str:
     raise EOFError(
         "input() is not available on a rank. Call it in the notebook, and pass the answer as an "
         "argument: cluster.run(fn, answer)."
     )
-
-
-def _end_child() -> None:
-    """Exit a child process that the function has forked, at the end of the function."""
-    failed = sys.exc_info()[0] is not None
-    if failed:
-        traceback.print_exc()
-    with suppress(Exception):
-        sys.stdout.flush()
-    os._exit(int(failed))
 
 
 def _dump_result(value: Any) -> bytes:
@@ -330,3 +367,38 @@ def _dump_result(value: Any) -> bytes:
             f"({type(e).__name__}: {text(e)}). "
             "Return plain data: numbers, strings, lists, dicts, tensors."
         ) from None
+
+
+# -- processes that the program starts -------------------------------------------------------------
+# The processes that a program starts are not ranks. They must behave like children of a plain
+# Python process: multiprocessing.Pool ends them with SIGTERM, and a DataLoader's workers print.
+
+
+def _end_child() -> None:
+    """Exit a child process that the function has forked, at the end of the function."""
+    failed = sys.exc_info()[0] is not None
+    if failed:
+        traceback.print_exc()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(int(failed))
+
+
+def install_child_hooks() -> None:
+    """Reset the rank's state in every process that this process forks later."""
+    os.register_at_fork(after_in_child=_reset_child)
+    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
+
+
+def _reduce(pickler: Any, obj: Any) -> Any:
+    """Pickle functions and classes of a notebook by value, since no module exports them."""
+    if not isinstance(obj, FunctionType | type):
+        return NotImplemented
+    return cloudpickle.loads, (cloudpickle.dumps(obj),)
+
+
+def _reset_child() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an engine handles it
+    recorder.set_current(None)
+    tap.before.clear()

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from distkit import companions
+from distkit import imports
 from distkit.cluster.notebook import line_label
-from distkit.cluster.runs.live_trace import LiveTrace
 from distkit.cluster.runs.outcome import Failure, Outcome, exit_cause, rank_ends
-from distkit.cluster.runs.output import OutputBuffer
+from distkit.cluster.runs.received import LiveTrace, OutputBuffer
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.errors import DistkitError, RunError, RunInterrupted
-from distkit.recording import blackbox
-from distkit.recording.plain import encode_rows
+from distkit.recording import encoding
+from distkit.recording.encoding import encode_rows
 from distkit.trace.info import Raising, Replacement, RunInfo
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class Conductor:
         trace = self.live.snapshot(ends, self.replacements)
         if final_ends:
             if trace.info.clocks:
-                trace = companions.load("distkit_hosts.causality").enforce_causality(trace)
+                trace = imports.load("distkit_hosts.causality").enforce_causality(trace)
             self._trace = trace = trace if self.stepped else without_idle_servers(trace)
         return trace
 
@@ -252,9 +251,9 @@ class Conductor:
 
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
-        with suppress(OSError, *blackbox.DECODE_ERRORS):
+        with suppress(OSError, *encoding.DECODE_ERRORS):
             box = files.with_suffix(".box").read_bytes()
-            rows = blackbox.rows_in(box, self.number, self.live.rows[rank])
+            rows = encoding.rows_in(box, self.number, self.live.rows[rank])
             self.live.add(rank, len(rows), encode_rows(rows))
         with suppress(OSError):
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]

@@ -17,7 +17,7 @@ from distkit.cluster.notebook import LOST_CELLS, in_notebook, warn
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
 from distkit.cluster.processes.fork_client import end, server
-from distkit.cluster.rank import seeds
+from distkit.cluster.processes.rank_spec import call_seed
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome, text
 from distkit.cluster.runs.ranks import Ranks
@@ -268,7 +268,7 @@ def run_ranks(
         >>> run_ranks(total, 2).results              # doctest: +SKIP
         [2.0, 2.0]
     """
-    seed, kwargs = seeds.for_call(fn, kwargs, seed)
+    seed, kwargs = call_seed(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
     injected = faults.current()
@@ -276,7 +276,7 @@ def run_ranks(
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
-        server().preload("distkit.cluster.processes.preload:hook")
+        server().preload("distkit.cluster.processes.roles:preload")
         server().prepare(payload)
         ranks.start(recording=record)
         conductor = Conductor(

@@ -1,4 +1,6 @@
-"""Keeps a user's files from shadowing modules, in this process and in those that distkit starts.
+"""Lazy imports of public names and companions, and files that shadow modules.
+
+Companions import distkit like any program; distkit imports companions only through :func:`load`.
 
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
@@ -8,12 +10,16 @@ forked from: :func:`command` sets their path to the library folders and the fold
 
 from __future__ import annotations
 
+import importlib
 import sys
 import sysconfig
-from collections.abc import Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from distkit.errors import CompanionError
 
 #: A folder with one of these packages counts as a library folder, even without metadata.
 _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
@@ -21,8 +27,56 @@ _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
 #: The program of these processes; it sets the path before it imports anything else.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
-    "from distkit.boot import call; call(*sys.argv[2:])"
+    "from distkit.imports import call; call(*sys.argv[2:])"
 )
+
+
+def load(module: str) -> ModuleType:
+    """Import a module of distkit or of a companion.
+
+    Raises:
+        CompanionError: the companion is not installed.
+
+    Example:
+        >>> load("distkit_experiments").Experiment.__name__
+        'Experiment'
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if package == "distkit" or error.name != package:
+            raise
+        raise CompanionError(
+            f"{package} is not installed. It is part of distkit: run 'python -m pip install "
+            "--force-reinstall distkit', or in a checkout 'python -m pip install --editable .'."
+        ) from None
+
+
+def attributes(
+    package: str,
+    homes: Mapping[str, str],
+    modules: Mapping[str, str] | None = None,
+) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports its public names on first use.
+
+    Args:
+        package: the name of the package.
+        homes: the module of each public name.
+        modules: the full name of each public name that is a module.
+    """
+
+    def get(name: str) -> Any:
+        if name in homes:
+            return getattr(load(homes[name]), name)
+        if modules and name in modules:
+            return load(modules[name])
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
+
+
+# -- shadowed modules ------------------------------------------------------------------------------
 
 
 def check(*names: str) -> None:
@@ -84,6 +138,6 @@ def command(target: str, *arguments: object) -> list[str]:
 def call(target: str, *arguments: object, **options: object) -> None:
     """Call ``target`` ("module:function"), or only import it ("module")."""
     name, _, function = target.partition(":")
-    module = import_module(name)
+    module = importlib.import_module(name)
     if function:
         getattr(module, function)(*arguments, **options)

@@ -1,8 +1,17 @@
-"""Encoding of plain values as msgpack. Decoding never executes code, even on untrusted data."""
+"""Encoding of plain values and events as msgpack, and the black box, a file of latest events.
+
+Decoding never executes code, even on untrusted data.
+
+A rank sends events a few milliseconds after they happen, so an aborting process would lose its last
+events. Each event is therefore also written to the black box, a memory-mapped ring buffer.
+"""
 
 from __future__ import annotations
 
+import mmap
+import struct
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -99,3 +108,63 @@ def decode_rows(packed: bytes) -> list[Row]:
     fields, rows = _rows(packed)
     known = [(*begin, _tuples(facts), match) for *begin, facts, match in fields]
     return [(*row[:4], known[row[4]], row[5]) for row in rows]
+
+
+# -- the black box ---------------------------------------------------------------------------------
+
+#: Number of events kept, and maximum bytes per event; longer events are skipped.
+SLOTS, SLOT_SIZE = 256, 512
+
+#: Errors raised when decoding an entry that is incomplete because its process exited.
+DECODE_ERRORS = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
+
+#: Run and number of the event in the run (from 1); the event's seq, indices of its operation and
+#: state, and time; and length of its shared fields, which follow.
+_HEAD = struct.Struct("<QQqBBdI")
+_OPS, _STATES = list(Op), list(State)
+_INDEX = {member: index for members in (_OPS, _STATES) for index, member in enumerate(members)}
+
+#: Maximum number of packed fields kept in memory.
+_MAX_PACKED = 100
+
+
+class BlackBox:
+    """A ring buffer of a rank's latest events, in a memory-mapped file.
+
+    Args:
+        path: the file to create.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(SLOTS * SLOT_SIZE))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_SIZE)
+        # by id: shared fields with their packed form, which is the costly part of an entry
+        self._packed: dict[int, tuple[Any, bytes]] = {}
+
+    def note(self, run: int, number: int, row: tuple[Any, ...]) -> None:
+        """Store an event's row without its values; ``number`` counts from 1 in each run."""
+        seq, op, state, at, fields, _ = row
+        packed = self._packed.get(id(fields))
+        if packed is None:
+            if len(self._packed) >= _MAX_PACKED:
+                self._packed.clear()
+            packed = self._packed[id(fields)] = fields, encode(fields)
+        entry = (
+            _HEAD.pack(run, number, seq, _INDEX[op], _INDEX[state], at, len(packed[1])) + packed[1]
+        )
+        if len(entry) <= SLOT_SIZE:
+            offset = number % SLOTS * SLOT_SIZE
+            self._memory[offset : offset + len(entry)] = entry
+
+
+def rows_in(memory: bytes, run: int, after: int) -> list[tuple[Any, ...]]:
+    """Return the rows of a run after its first ``after`` rows, unless overwritten."""
+    rows = []
+    for offset in range(0, len(memory), SLOT_SIZE):
+        entry_run, number, seq, op, state, at, size = _HEAD.unpack_from(memory, offset)
+        if entry_run == run and number > after:
+            begin = offset + _HEAD.size
+            fields = decode(memory[begin : begin + size])
+            rows.append((number, (seq, _OPS[op], _STATES[state], at, fields, None)))
+    return [row for _, row in sorted(rows)]

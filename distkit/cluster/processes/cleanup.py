@@ -1,0 +1,128 @@
+"""Private folders of clusters and runs, and the descendants of ranks: what must not be left.
+
+A folder contains sockets and rendezvous files. The folders of a kernel have a common prefix, and
+the subreaper removes them after the kernel has exited for any reason.
+
+A rank's descendants are its children, their children, and daemons in their own sessions. On Linux
+each rank, the fork server and its parent are child subreapers: they adopt the orphans below them,
+so no process escapes. The fork server adopts a rank's remaining children when the rank exits, and
+its parent adopts them when the fork server exits. Other systems have only process groups.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Container
+from contextlib import suppress
+from pathlib import Path
+
+from distkit._format import human_bytes
+from distkit.errors import StartError
+
+#: Maximum length of a folder's path; a socket's path has at most 107 bytes on Linux, 103 on macOS.
+MAX_PATH = 90
+
+#: Space for a cluster's files, and for the files of each process [bytes].
+_BASE, _PER_PROCESS = 1_000_000, 250_000
+
+_numbers = itertools.count(1)  # names of folders; short, because sockets' paths are limited
+
+#: Timeout for orphans to exit after SIGKILL [s]; a process in uninterruptible sleep exits late.
+END_TIMEOUT = 5.0
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+def new_prefix() -> str:
+    """Return a prefix of the names of folders that are removed together."""
+    return f"distkit-{secrets.token_hex(3)}-"
+
+
+def make_folder(prefix: str, processes: int = 1) -> str:
+    """Create a folder for a number of processes, with mode 0700.
+
+    Raises:
+        StartError: the temporary folder is full, not writable, or has too long a path.
+    """
+    parent, needed = tempfile.gettempdir(), space_needed(processes)
+    try:
+        status = os.statvfs(parent)
+        free = status.f_bavail * status.f_frsize
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{human_bytes(needed)} needed, {human_bytes(free)} free")
+        folder = f"{parent}/{prefix}{next(_numbers)}"
+        if len(os.fsencode(folder)) > MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, "its path is too long for sockets")
+        Path(folder).mkdir(mode=0o700)
+        return folder
+    except OSError as error:
+        raise StartError(
+            f"cannot create a folder in {parent} ({error.strerror}). "
+            "Free some space there, or set TMPDIR to a writable folder with a short path."
+        ) from error
+
+
+def space_needed(processes: int) -> int:
+    """Return the space for the files of a cluster with a number of processes [bytes]."""
+    return _BASE + processes * _PER_PROCESS
+
+
+def remove_folders(prefix: str) -> None:
+    """Remove the folders with a prefix."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- descendants -----------------------------------------------------------------------------------
+
+
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Make Linux kill this process when its parent exits; elsewhere only the lifeline does."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make this process a child subreaper on Linux: the parent of its orphaned descendants."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes  # here: the kernel process imports this module but does not need it
+
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def children() -> list[int]:
+    """Return the pids of this process's children, including zombies; [] except on Linux."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for file in lists for pid in file.read_text().split()]
+
+
+def end_children(exclude: Container[int] = ()) -> None:
+    """Kill this process's children, except ``exclude``; pids stay valid until they are reaped."""
+    for pid in children():
+        if pid not in exclude:
+            with suppress(ProcessLookupError, PermissionError):  # it has changed its user id
+                os.kill(pid, signal.SIGKILL)
+
+
+def end_all_children() -> None:
+    """Kill all children, and their children once adopted; wait until all have exited."""
+    end = time.monotonic() + END_TIMEOUT
+    with suppress(ChildProcessError):  # no children are left
+        while time.monotonic() < end:
+            end_children()
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.002)
