@@ -39,7 +39,7 @@ from distkit.errors import (
     StartError,
 )
 from distkit.trace.trace import Trace
-from distkit.views.compare.projection import rounds
+from distkit.views.compare import rounds
 from distkit.views.timeline.columns import Columns
 from distkit_course import values
 from distkit_course.confinement import CPU, SECONDS, confine

@@ -18,7 +18,7 @@ from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
-from distkit.views.compare.projection import figures as measures
+from distkit.views.compare import figures as measures
 from distkit.views.scene import figures
 from distkit.views.scene.theme import RANKS_LIGHT
 from distkit.views.timeline.columns import Columns

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from distkit.imports import attributes
 
 if TYPE_CHECKING:
-    from distkit.views.cockpit.scene import Cockpit
-    from distkit.views.compare.view import Compare
+    from distkit.views.cockpit import Cockpit
+    from distkit.views.compare import Compare
     from distkit.views.scenes import Gradients, Servers, Stage, Tensors
     from distkit.views.timeline.view import Timeline
     from distkit.views.widget.page import to_html
@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Cockpit": "cockpit.scene",
-    "Compare": "compare.view",
+    "Cockpit": "cockpit",
+    "Compare": "compare",
     "Gradients": "scenes",
     "Servers": "scenes",
     "Stage": "scenes",

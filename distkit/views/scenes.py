@@ -6,8 +6,7 @@ They are separate from the scenes, because replay pages draw those without insta
 from __future__ import annotations
 
 from distkit.trace.log import EventLog
-from distkit.views import tensors
-from distkit.views.gradients import scene as gradient_scene
+from distkit.views import gradients, tensors
 from distkit.views.scene.frame import Json
 from distkit.views.servers import projection as servers
 from distkit.views.servers import scene as server_scene
@@ -94,7 +93,7 @@ class Gradients(SceneView):
     """
 
     def _project(self, trace: EventLog) -> Json:
-        return gradient_scene.draw(trace, live=self._live)
+        return gradients.draw(trace, live=self._live)
 
 
 class Servers(SceneView):

@@ -14,7 +14,7 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views.compare.projection import Side, figures, summary
+from distkit.views.compare import Side, figures, summary
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")

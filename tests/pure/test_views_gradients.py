@@ -20,8 +20,7 @@ from distkit.recording.recorder import Recorder, to_table
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
 from distkit.views import Gradients
-from distkit.views.gradients.projection import Reduced, agreement, project, reduced
-from distkit.views.gradients.scene import draw
+from distkit.views.gradients import Reduced, agreement, draw, project, reduced
 from distkit.views.scene.renderer import to_svg
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]

@@ -228,7 +228,7 @@ class Stepper:
 
     def _ipython_display_(self) -> None:
         if self._cockpit is None:
-            from distkit.views.cockpit.scene import Cockpit
+            from distkit.views.cockpit import Cockpit
 
             self._cockpit = Cockpit(self)
         self._cockpit._ipython_display_()

@@ -17,7 +17,7 @@ from string import Template
 from distkit._format import count
 from distkit.events import REQUESTS
 from distkit.trace.log import EventLog
-from distkit.views.gradients.scene import draw as gradients
+from distkit.views.gradients import draw as gradients
 from distkit.views.scene.frame import Json, clean
 from distkit.views.servers.projection import project as servers
 from distkit.views.servers.scene import draw as server_scene

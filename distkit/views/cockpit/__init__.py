@@ -1,1 +1,0 @@
-"""The view that steps through a run."""

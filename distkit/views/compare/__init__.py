@@ -1,1 +1,0 @@
-"""The view that compares several runs."""

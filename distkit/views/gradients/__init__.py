@@ -1,1 +1,0 @@
-"""The view of a training loop's gradients."""
