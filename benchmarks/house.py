@@ -33,7 +33,7 @@ LINES = {
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_586, 1_600),
     "distkit/trace": Line(913, 700),
-    "distkit/views": Line(3_776, 3_800),
+    "distkit/views": Line(3_769, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_187, 3_200),
@@ -48,10 +48,10 @@ LINES = {
 BESIDE = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_373, 15_000),
-    "the whole product": Line(25_253, 25_000),
+    "all of distkit": Line(15_366, 15_000),
+    "the whole product": Line(25_246, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(162, 150),
+    "files in distkit": Line(161, 150),
     "names at the top level": Line(27, 23),
 }
 
@@ -135,7 +135,7 @@ def _javascript(root: Path) -> list[str]:
 def table(counts: Mapping[str, int], lines: Mapping[str, Line]) -> list[str]:
     """Return a table of the packages with size, limit and target.
 
-    >>> table({"distkit/views": 900}, {"distkit/views": Line(3_776, 800)})[1]
+    >>> table({"distkit/views": 900}, {"distkit/views": Line(3_769, 800)})[1]
     'distkit/views     900  1,000     800'
     """
     width = max(map(len, [*lines, "package"]))

@@ -17,16 +17,20 @@ from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shar
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.renderer import cut, thinned
-from distkit.views.scene.summaries import (
+from distkit.views.scene.values import (
+    COLUMN_GAP,
+    Cell,
+    Head,
+    Table,
     average,
     distance,
     figure,
     key,
     largest,
+    norm,
     number,
     plain,
 )
-from distkit.views.scene.values import COLUMN_GAP, Cell, Head, Table, norm
 
 #: Tolerance for sums in a different order, relative to the largest value.
 ROUNDING = 1e-4

@@ -10,15 +10,19 @@ from distkit.events import COMPUTATION, P2P, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import Json, clean, facts, name, omissions
 from distkit.views.scene.marks import Scene, picture, text
-from distkit.views.scene.summaries import (
+from distkit.views.scene.values import (
+    Cell,
+    Head,
+    Table,
+    bounds,
     distance,
     key,
     largest,
+    norm,
     number,
     plain,
     unequal,
 )
-from distkit.views.scene.values import Cell, Head, Table, bounds, norm
 
 #: Maximum numbers of drawn ranks per operation, of values of all operations, and of operations in
 #: the table; the static picture has fewer.

@@ -24,7 +24,7 @@ from distkit.events import Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import clean
 from distkit.views.scene.marks import intervals
-from distkit.views.scene.summaries import written
+from distkit.views.scene.values import written
 
 #: A key on a server.
 ServerKey = tuple[int, str]

@@ -12,7 +12,7 @@ from distkit.events import Op
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import frame
 from distkit.views.scene.frame import clean, omissions
-from distkit.views.scene.summaries import written
+from distkit.views.scene.values import written
 from distkit.views.servers.history import (
     MAX_WORKERS,
     Ending,
