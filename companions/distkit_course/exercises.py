@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from distkit.errors import wrapped
 from distkit_course import content
 from distkit_course.questions import LESSONS, QUESTIONS, Question
 from distkit_course.task import Answer, PlainText, Source, Task, Verdict, source
@@ -71,23 +72,22 @@ class _Check:
         return str(self._task)
 
 
-_hints_given: dict[str, int] = {}
+_hints_given: dict[str, int] = {}  # index of the latest hint
 
 
 def _hint(entry: Task | Question) -> PlainText:
     """Return the next hint, starting again after the last one."""
-    index = _hints_given.get(entry.name, 0) % len(entry.hints)
-    _hints_given[entry.name] = index + 1
+    index = _hints_given[entry.name] = (_hints_given.get(entry.name, -1) + 1) % len(entry.hints)
     end = (
         f"\nThat was the last hint. See dk.solution.{entry.name}()."
         if index + 1 == len(entry.hints)
         else ""
     )
-    return PlainText(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}{end}")
+    return PlainText(wrapped(f"Hint {index + 1} of {len(entry.hints)}: {entry.hints[index]}{end}"))
 
 
 def _solution(entry: Task | Question) -> Source | PlainText:
-    return source(entry.solution) if isinstance(entry, Task) else PlainText(entry.answers)
+    return source(entry.solution) if isinstance(entry, Task) else PlainText(wrapped(entry.answers))
 
 
 _ALL: dict[str, Task | Question] = {**TASKS, **QUESTIONS}
