@@ -26,7 +26,7 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
 
     Args:
         name: its name in views and messages: "rank 3", "server 0".
-        role: "rank", "stage", "worker", "server" or "scheduler".
+        role: "rank", "stage", "worker", "server" or "scheduler"; "device" for a drawn GPU or host.
         host: the name of its machine.
         pid: its process id.
         device: the device of its tensors.

@@ -42,9 +42,9 @@ def lane(info: RunInfo, rank: int) -> Json:
     known, display_name = info.rank(rank), name(info, rank)
     host = hosts_if_several(info).get(rank)
     detail = (
-        [f"rank {rank}"]
-        if known.role and display_name not in (f"rank {rank}", f"stage {rank}")
-        else []
+        []
+        if known.role in ("", "device") or display_name in (f"rank {rank}", f"stage {rank}")
+        else [f"rank {rank}"]
     )
     detail += [known.device] if known.device not in ("", "cpu") else []
     result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
@@ -60,8 +60,10 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     ['1 worker and 1 server', 'gloo']
     """
     roles = Counter(known.role for known in info.ranks.values())
-    parts = [count(roles[role], role) for role in ("worker", "server") if roles["server"]]
-    known = [joined(parts) or count(ranks, "stage" if roles["stage"] else "rank")] if ranks else []
+    nodes = [count(roles[role], role) for role in ("worker", "server") if roles["server"]] or [
+        count(ranks - roles["device"], "stage" if roles["stage"] else "rank")
+    ]
+    known = [joined(nodes)] if ranks else []
     if hosts := {*hosts_if_several(info).values()}:
         known.append(count(len(hosts), "host"))
     return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
