@@ -145,8 +145,9 @@ def _limits(row: Figure) -> str:
 def _figure(found: dict[str, Any] | None) -> str:
     if not found or found["value"] is None:
         return found["note"] if found else NOT_MEASURED
-    against = f" = {found['ratio']:.3g}×" if found["ratio"] is not None else ""
-    return f"{found['value']:.3g} {found['unit']}{against}: {found['verdict']}"
+    value, unit, ratio = found["value"], found["unit"], found["ratio"]
+    against = "" if ratio is None else f" = {ratio:.3g} × {found['reference_value']:.3g} {unit}"
+    return f"{value:.3g} {unit}{against}: {found['verdict']}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
