@@ -339,7 +339,7 @@ COMMANDS = {
                 "help": "written by trace.save(path) or distkit trace; or PyTorch's "
                 "flight-recorder dumps or profiler traces of one run, a file per rank, or their "
                 "folder; or one of distkit's traces: ring_16, hosts_12, sync_sgd_8, servers_6, "
-                "simulated_64 or h100_4",
+                "simulated_64, h100_4 or h200_1",
             },
             "--html": {
                 "type": Path,

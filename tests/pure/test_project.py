@@ -179,7 +179,7 @@ def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     names = {page.stem for page in tmp_path.glob("*.html")}
     assert names == {file.stem for file in PACKAGE.rglob("recorded/*.trace")}
-    assert len(names) == ran.stdout.count("Replay: ") == 6
+    assert len(names) == ran.stdout.count("Replay: ") == 7
     assert not [name for name in names if name not in PACKAGE.joinpath("cli.py").read_text()]
 
 
