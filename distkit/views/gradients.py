@@ -244,13 +244,13 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
         return [_verdict(True, f"the {part} bitwise equal {when}")]
     distances = _distances(complete[max(complete)])
-    since = f"after step {differing[0]}" if differing[0] else "from the start"
+    since = f"from step {differing[0]} on" if differing[0] else "from the start"
     rank, far = max(distances.items(), key=lambda item: (item[1], -item[0]))
     return [
         _verdict(
             False,
-            f"the replicas' weights differ {since}: {name(trace.info, rank)} is {far:.2g} from "
-            f"{name(trace.info, min(distances))} after step {max(complete)}",
+            f"the replicas' weights differ {since}; after step {max(complete)}, "
+            f"{name(trace.info, rank)} is {far:.2g} from {name(trace.info, min(distances))}",
         )
     ]
 

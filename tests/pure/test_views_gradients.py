@@ -115,7 +115,7 @@ def test_unaveraged_gradients_are_reported() -> None:
         ("different", "one process's gradient differs by up to 1.0"),
         (
             "different",
-            "the replicas' weights differ after step 1: rank 1 is 8 from rank 0 after step 2",
+            "the replicas' weights differ from step 1 on; after step 2, rank 1 is 8 from rank 0",
         ),
     ]
 
