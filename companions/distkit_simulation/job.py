@@ -389,7 +389,10 @@ class Jobs(list[Job]):
         axes, fastest = figure.subplots(), self[:limit]
         rows = [job.title.split(" · ") for job in fastest]
         shared = [texts[0] for texts in zip(*rows, strict=True) if len({*texts}) == 1]
-        names = [" · ".join(text for text in row if text not in shared) for row in rows]
+        names = [
+            " · ".join([*(text for text in row if text not in shared), f"{job.seconds:.1f} s"])
+            for row, job in zip(rows, fastest, strict=True)
+        ]
         widths = np.array([[*job.parts.values()] for job in fastest])
         for i, part in enumerate(fastest[0].parts if fastest else ()):
             left, width = widths[:, :i].sum(axis=1), widths[:, i]
