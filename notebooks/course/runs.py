@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -331,32 +331,30 @@ def three_hosts() -> Trace:
     return with_info(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
 
 
-def two_gpus(
-    used: Sequence[Sequence[int]] = ((40, 90, 60), (40, 160, 60)), device_seconds: float = 9 * MS
-) -> Trace:
-    """Steps of two ranks with a GPU each: a call returns long before the GPU is done.
+def two_gpus(device_seconds: float = 9 * MS) -> Trace:
+    """Two steps of two ranks with a GPU each: a call returns long before the GPU is done.
 
     Args:
-        used: the memory in use on each rank, by step [MiB].
         device_seconds: duration of an all-reduce on the GPU [s].
     """
     lines = list[Line]()
-    for rank, steps in enumerate(used):
-        for step, mib in enumerate(steps):
-            at = 20.0 * step
-            device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
+    for rank in range(2):
+        device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
+        for at in (0.0, 20.0):
+            done = at + 5.5 + device_seconds / MS
             lines += [
                 mark(rank, at, at + 5, "backward"),
-                all_reduce(
-                    rank, at + 5, at + 5.5, 64 * MIB, attributes={**device, "memory": mib * MIB}
-                ),
+                all_reduce(rank, at + 5, at + 5.5, 16 * MIB, attributes=device),
                 mark(rank, at + 5.5, at + 8.5, "load"),
-                mark(rank, at + 5.5, at + 5.5 + device_seconds / MS, f"GPU, {mib} MiB"),
-                mark(rank, at + 8.5, at + 15.5, "x[0].item()"),  # copies after the GPU has finished
-                mark(rank, at + 15.5, at + 20, "update"),
+                mark(2 + rank, at + 5.5, done, "sum"),
+                mark(rank, at + 8.5, done, "x[0].item()"),
+                mark(rank, done, at + 19, "update"),
             ]
-    ranks = {r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
-    return with_info(script(2, "two GPUs", *lines), ranks=ranks)
+    lanes = [
+        *(RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)),
+        *(RankInfo(f"GPU {r}", "device") for r in range(2)),
+    ]
+    return with_info(script(4, "two GPUs", *lines), ranks=dict(enumerate(lanes)))
 
 
 def two_devices() -> Trace:
