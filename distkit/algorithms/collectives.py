@@ -143,10 +143,10 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
         Thakur, Rabenseifner & Gropp, 2005.
     """
     _, parent, children, _ = node(dst, group)
-    partial, inbox = tensor if parent is None else tensor.clone(), empty_like(tensor)
+    partial, recv_buffer = tensor if parent is None else tensor.clone(), empty_like(tensor)
 
     for child, _ in reversed(children):
-        combine(partial, recv(inbox, child, group), op)
+        combine(partial, recv(recv_buffer, child, group), op)
     if parent is not None:
         send(partial, parent, group)
 
@@ -305,11 +305,11 @@ def reduce_scatter(
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % n, (rank + 1) % n
 
-    partial, inbox = input_list[(rank - 1) % n].clone(), empty_like(output)
+    partial, recv_buffer = input_list[(rank - 1) % n].clone(), empty_like(output)
     for s in range(n - 1):
-        exchange(partial, right, inbox, left, group)
-        combine(inbox, input_list[(rank - s - 2) % n], op)
-        partial, inbox = inbox, partial
+        exchange(partial, right, recv_buffer, left, group)
+        combine(recv_buffer, input_list[(rank - s - 2) % n], op)
+        partial, recv_buffer = recv_buffer, partial
     output.copy_(partial)
 
 

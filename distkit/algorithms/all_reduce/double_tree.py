@@ -108,7 +108,7 @@ def double_tree_all_reduce(
     for half, up in (parts[:segments], parents(n)), (parts[segments:], parents(n, other=True)):
         children = [r for r in range(n) if up[r] == rank]
         trees.append((half, depth(up), int(up[rank]), children))
-    deepest, inbox, valid = max(trees[0][1]), empty_like(parts[0]), range(segments)
+    deepest, recv_buffer, valid = max(trees[0][1]), empty_like(parts[0]), range(segments)
 
     for t in range(segments + 2 * deepest - 1):
         works = []
@@ -125,7 +125,7 @@ def double_tree_all_reduce(
             )
             for child in children if up_segment in valid else []:
                 local = half[up_segment]
-                combine(local, recv(inbox[: len(local)], child, group), op)
+                combine(local, recv(recv_buffer[: len(local)], child, group), op)
             if parent >= 0 and down_segment in valid:
                 recv(half[down_segment], parent, group)
         for work in works:

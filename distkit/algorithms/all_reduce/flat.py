@@ -51,11 +51,11 @@ def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         communication: theory, practice, and experience", 2007.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    local, inbox = x.clone(), empty_like(x)
+    local, recv_buffer = x.clone(), empty_like(x)
     works = [isend(local, dst, group) for dst in range(n) if dst != rank]
 
     for source in range(n):
-        received = local if source == rank else recv(inbox, source, group)
+        received = local if source == rank else recv(recv_buffer, source, group)
         if source == 0:
             x.copy_(received)
         else:

@@ -88,7 +88,7 @@ def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         return
     position, n = ranks.index(dist.get_rank(group)), len(ranks)
     start = offsets(len(x), n)
-    inbox = x.new_empty(start[(n + 1) // 2])
+    recv_buffer = x.new_empty(start[(n + 1) // 2])
 
     def block(chunk: int, size: int) -> Tensor:
         """Return the block of ``size`` chunks that contains ``chunk``."""
@@ -101,7 +101,7 @@ def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
             block(position ^ bit, bit),
             block(position, bit),
         )
-        combine(local, exchange(out, partner, inbox[: len(local)], partner, group), op)
+        combine(local, exchange(out, partner, recv_buffer[: len(local)], partner, group), op)
 
     for bit in bits(n):  # all-gather
         partner = ranks[position ^ bit]

@@ -106,9 +106,9 @@ def hierarchical_all_reduce(
         recv(x, leader, group)
         return
 
-    inbox = empty_like(x)
+    recv_buffer = empty_like(x)
     for device in devices:
-        combine(x, recv(inbox, device, group), op)
+        combine(x, recv(recv_buffer, device, group), op)
 
     ring_of([host[0] for host in hosts], x, op, group)
 

@@ -80,11 +80,11 @@ def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = 
     ranks = fold(x, op, group)
     if not ranks:
         return
-    position, inbox = ranks.index(dist.get_rank(group)), empty_like(x)
+    position, recv_buffer = ranks.index(dist.get_rank(group)), empty_like(x)
 
     for bit in bits(len(ranks)):
         partner = ranks[position ^ bit]
-        combine(x, exchange(x, partner, inbox, partner, group), op)
+        combine(x, exchange(x, partner, recv_buffer, partner, group), op)
 
     unfold(x, group)
 

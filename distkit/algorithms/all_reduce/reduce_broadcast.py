@@ -57,8 +57,8 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         recv(x, 0, group)
         return
 
-    inbox = empty_like(x)
+    recv_buffer = empty_like(x)
     for src in range(1, n):
-        combine(x, recv(inbox, src, group), op)
+        combine(x, recv(recv_buffer, src, group), op)
     for dst in range(1, n):
         send(x, dst, group)

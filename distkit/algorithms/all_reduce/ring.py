@@ -80,11 +80,11 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % n, (rank + 1) % n
     chunks = x.tensor_split(n)  # views of x
-    inbox = empty_like(chunks[0])
+    recv_buffer = empty_like(chunks[0])
 
     for s in range(n - 1):  # reduce-scatter
         out, local = chunks[(rank - s) % n], chunks[(rank - s - 1) % n]
-        combine(local, exchange(out, right, inbox[: len(local)], left, group), op)
+        combine(local, exchange(out, right, recv_buffer[: len(local)], left, group), op)
 
     for s in range(n - 1):  # all-gather
         out, into = chunks[(rank + 1 - s) % n], chunks[(rank - s) % n]
@@ -109,13 +109,13 @@ def ring_pass(
         group: the process group.
         op: combines a received chunk with the local one; None replaces the local one.
     """
-    m, inbox = len(chunks), empty_like(chunks[0])
+    m, recv_buffer = len(chunks), empty_like(chunks[0])
     for s in range(m - 1):
         out, local = chunks[(first - s) % m], chunks[(first - s - 1) % m]
         if op is None:
             exchange(out, right, local, left, group)
         else:
-            combine(local, exchange(out, right, inbox[: len(local)], left, group), op)
+            combine(local, exchange(out, right, recv_buffer[: len(local)], left, group), op)
 
 
 def ring_of(leaders: Sequence[int], x: Tensor, op: ReduceOp, group: Group) -> None:

@@ -51,7 +51,7 @@ def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         MPICH", 2005.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    inbox = empty_like(x)
+    recv_buffer = empty_like(x)
     children = []
 
     for bit in bits(n):
@@ -61,7 +61,7 @@ def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
             break
         if rank + bit < n:
             children.append(rank + bit)
-            combine(x, recv(inbox, rank + bit, group), op)
+            combine(x, recv(recv_buffer, rank + bit, group), op)
 
     for child in reversed(children):
         send(x, child, group)
