@@ -66,23 +66,23 @@ def ring_rounds(n: int, first: int, *, reduce: bool) -> Schedule:
         yield Round(src=r, dst=(r + 1) % n, chunk=(r + first - s) % n, reduce=reduce)
 
 
-def folded(inner: Schedule, outside: Ints, partners: Ints, chunks: int) -> Schedule:
-    """Yield ``inner`` with outside ranks folded in.
+def with_folded_ranks(inner: Schedule, folded: Ints, partners: Ints, chunks: int) -> Schedule:
+    """Yield ``inner`` between two rounds for the folded ranks, which do not take part in it.
 
-    The outside ranks send everything to their partners first, and receive the result last.
+    The folded ranks first send their tensors to their partners, and finally receive the result.
 
     Args:
         inner: the rounds of the other ranks.
-        outside: ranks that do not participate in ``inner``.
-        partners: the rank that represents each outside rank.
+        folded: the folded ranks.
+        partners: the partner of each folded rank, which takes part for both.
         chunks: number of chunks of the tensor.
     """
-    start = np.zeros_like(outside)
-    if len(outside):
-        yield Round(outside, partners, start, reduce=True, count=chunks)
+    start = np.zeros_like(folded)
+    if len(folded):
+        yield Round(folded, partners, start, reduce=True, count=chunks)
     yield from inner
-    if len(outside):
-        yield Round(partners, outside, start, reduce=False, count=chunks)
+    if len(folded):
+        yield Round(partners, folded, start, reduce=False, count=chunks)
 
 
 def count_contributions(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:

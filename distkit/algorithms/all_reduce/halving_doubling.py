@@ -9,8 +9,8 @@ from torch import Tensor
 from distkit.algorithms.all_reduce import ALL_REDUCES
 from distkit.algorithms.all_reduce.recursive_doubling import (
     fold,
-    folded_seconds,
-    to_power_of_two,
+    fold_schedule,
+    folding_seconds,
     unfold,
 )
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, combine, exchange
@@ -33,7 +33,7 @@ def schedule(n: int) -> Schedule:
         >>> [(t.chunk.tolist(), t.count) for t in schedule(4)][:2]
         [([2, 2, 0, 0], 2), ([1, 0, 3, 2], 1)]
     """
-    return to_power_of_two(n, _halve_and_double(highest_bit(n)), chunks=highest_bit(n))
+    return fold_schedule(n, _halve_and_double(highest_bit(n)), chunks=highest_bit(n))
 
 
 def _halve_and_double(p: int) -> Schedule:
@@ -55,7 +55,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     for i in range(1, int(np.max(rounds)) + 1):
         total = total + np.where(i <= rounds, 2 * link.seconds(nbytes / 2.0**i), 0.0)
     reduced = (1 - 1 / np.exp2(rounds)) * nbytes
-    return total + reduced * link.gamma + folded_seconds(n, nbytes, link)
+    return total + reduced * link.gamma + folding_seconds(n, nbytes, link)
 
 
 @ALL_REDUCES.register(

@@ -24,8 +24,8 @@ from distkit.algorithms.rounds import (
     Round,
     Schedule,
     at_least,
-    folded,
     neighbors,
+    with_folded_ranks,
 )
 
 
@@ -48,7 +48,7 @@ def schedule(n: int, devices_per_host: int = 2) -> Schedule:
         for t in ring.schedule(len(leaders))
     )
     leader_of = devices - devices % devices_per_host
-    yield from folded(between, devices, leader_of, len(leaders))
+    yield from with_folded_ranks(between, devices, leader_of, len(leaders))
 
 
 def seconds(

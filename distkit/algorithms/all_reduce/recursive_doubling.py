@@ -24,19 +24,19 @@ from distkit.algorithms.rounds import (
     Schedule,
     bits,
     floor_lg,
-    folded,
     highest_bit,
     one_chunk,
+    with_folded_ranks,
 )
 
 
 def schedule(n: int) -> Schedule:
     """Yield the rounds: partners at distance 1, 2, 4, … exchange their whole tensors.
 
-    Ranks beyond a power of two are folded in: the first 2(n-p) ranks pair up, and the even rank of
-    each pair sends its tensor to the odd one.
+    If n exceeds a power of two p, the first 2(n-p) ranks are folded into n-p: the even rank of each
+    pair sends its tensor to the odd one.
     """
-    return to_power_of_two(n, _doubling(highest_bit(n)), chunks=1)
+    return fold_schedule(n, _doubling(highest_bit(n)), chunks=1)
 
 
 def _doubling(p: int) -> Schedule:
@@ -50,7 +50,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 
     Thakur, Rabenseifner & Gropp, 2005.
     """
-    return floor_lg(n) * (link.seconds(nbytes) + nbytes * link.gamma) + folded_seconds(
+    return floor_lg(n) * (link.seconds(nbytes) + nbytes * link.gamma) + folding_seconds(
         n, nbytes, link
     )
 
@@ -68,11 +68,12 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Exchange the whole tensor with partners at distance 1, 2, 4 and so on.
 
-    After k rounds, each rank has the sum of 2^k ranks::
+    After k rounds, each rank holds the reduction over 2^k ranks::
 
         round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
 
-    lg n (α + Kβ + Kγ): no algorithm needs fewer rounds. If n is not a power of two, two are added.
+    lg n (α + Kβ + Kγ) if n is a power of two; no algorithm needs fewer rounds. Otherwise, folding
+    adds two rounds to ⌊lg n⌋.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
@@ -89,27 +90,30 @@ def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = 
     unfold(x, group)
 
 
-# -- folding to a power of two ranks ---------------------------------------------------------
+# -- folding to a power-of-two number of ranks -----------------------------------------------
 
 
-def to_power_of_two(n: int, inner: Schedule, chunks: int) -> Schedule:
-    """Fold n ranks to a power of two ranks, which run ``inner``."""
-    outside = np.arange(0, 2 * (n - highest_bit(n)), 2)
-    inside = np.setdiff1d(np.arange(n), outside)
-    rounds = (Round(inside[t.src], inside[t.dst], t.chunk, t.reduce, t.count) for t in inner)
-    return folded(rounds, outside, outside + 1, chunks)
+def fold_schedule(n: int, inner: Schedule, chunks: int) -> Schedule:
+    """Fold n ranks down to the largest power of two; the remaining ranks run ``inner``."""
+    folded = np.arange(0, 2 * (n - highest_bit(n)), 2)
+    remaining = np.setdiff1d(np.arange(n), folded)
+    rounds = (Round(remaining[t.src], remaining[t.dst], t.chunk, t.reduce, t.count) for t in inner)
+    return with_folded_ranks(rounds, folded, folded + 1, chunks)
 
 
-def folded_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return the time to send the tensor to a partner first and to receive the sum at the end."""
+def folding_seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
+    """Return the time of folding: two transfers and a reduction, or 0 for a power of two."""
     return (n != np.exp2(floor_lg(n))) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 
 
 def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
-    """Fold to a power of two ranks: in the first pairs, the odd rank represents the even one.
+    """Fold the group of n ranks down to the largest power of two p.
+
+    In each of the first n-p pairs, the even rank sends its tensor to the odd rank, which takes part
+    for both. On the even rank, the call blocks until the result has arrived.
 
     Returns:
-        The remaining ranks; a represented rank returns [] after it has received the result.
+        The remaining ranks, or [] on a folded rank.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     pairs = 2 * (n - highest_bit(n))
@@ -123,7 +127,7 @@ def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
 
 
 def unfold(x: Tensor, group: Group) -> None:
-    """Send the result to the rank that this rank represents, if any."""
+    """Send the result to the rank folded into this rank, if any."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if rank < 2 * (n - highest_bit(n)):
         send(x, rank - 1, group)
