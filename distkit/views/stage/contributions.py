@@ -71,17 +71,17 @@ def find_all_reduces(trace: EventLog) -> list[AllReduce]:
 
 
 def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
-    """Return the group of a message, and the name of the algorithm that may send it, else ""."""
+    """Return a message's group, and the algorithm that may have sent it, or "" if there is none."""
     file = Path(send.where.rpartition(":")[0])
     name = file.stem if file.parent.name == "all_reduce" else ""
     return message.group, trace.info.name if trace.info.simulated else name
 
 
 def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
-    """Return the rounds and number of chunks of an algorithm, and True if the name is known.
+    """Return an algorithm's rounds, its number of chunks, and whether its name is known.
 
-    If the name is unknown, return those of a ring. The catalog imports torch; without torch, the
-    ring is the only known algorithm.
+    An unknown name yields the rounds of a ring. The catalog imports torch; without torch, the ring
+    is the only known algorithm.
     """
     if name and n > 1 and find_spec("torch"):
         from distkit.algorithms import ALL_REDUCES
@@ -98,15 +98,15 @@ def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
 def _match(
     members: tuple[int, ...], schedule: list[Round], chunks: int, sends: list[tuple[Message, Span]]
 ) -> list[AllReduce]:
-    """Return the messages of a group as all-reduces, [] if they do not follow the schedule."""
+    """Split a group's messages into all-reduces; [] if they do not follow the schedule."""
     ordered = sorted(sends, key=lambda send: send[1].seq, reverse=True)
-    waiting = grouped(ordered, lambda send: (send[0].src, send[0].dst))
+    unmatched = grouped(ordered, lambda send: (send[0].src, send[0].dst))
     result = []
-    while any(waiting.values()):
-        rounds = [list(_pop_round(members, moves, waiting)) for moves in schedule]
-        transfers = [t for row in rounds for t in row]
+    while any(unmatched.values()):
+        rounds = [list(_pop_round(members, round_, unmatched)) for round_ in schedule]
+        transfers = [t for round_ in rounds for t in round_]
         sizes = {(t.chunk, t.count): t.message.nbytes for t in transfers}
-        if sum(len(moves.src) for moves in schedule) > len(transfers) or any(
+        if sum(len(round_.src) for round_ in schedule) > len(transfers) or any(
             sizes[t.chunk, t.count] != t.message.nbytes for t in transfers
         ):
             return []
@@ -116,13 +116,13 @@ def _match(
 
 def _pop_round(
     members: tuple[int, ...],
-    moves: Round,
-    waiting: dict[tuple[int, int], list[tuple[Message, Span]]],
+    round_: Round,
+    unmatched: dict[tuple[int, int], list[tuple[Message, Span]]],
 ) -> Iterator[Transfer]:
     """Pop and yield the messages of a round; skip missing or incomplete ones."""
-    columns = np.broadcast_arrays(moves.src, moves.dst, moves.chunk, moves.count, moves.reduce)
+    columns = np.broadcast_arrays(round_.src, round_.dst, round_.chunk, round_.count, round_.reduce)
     for src, dst, chunk, count, reduce in zip(*(c.tolist() for c in columns), strict=True):
-        if queue := waiting.get((members[src], members[dst])):
+        if queue := unmatched.get((members[src], members[dst])):
             message, send = queue.pop()
             if message.received is not None:
                 yield Transfer(message, chunk, count, reduce, _values_of(send.before))
@@ -132,7 +132,7 @@ def _fits_ring(all_reduce: AllReduce) -> bool:
     """Return whether these transfers may belong to a ring all-reduce."""
     last: dict[Key, Transfer] = {}  # by receiver and chunk
     unchanged: dict[bool, list[bool]] = {True: [], False: []}  # values as received, by reduce
-    for t in (t for row in all_reduce.rounds for t in row):
+    for t in (t for round_ in all_reduce.rounds for t in round_):
         m, received = t.message, last.get((t.message.src, t.chunk))
         assert m.send is not None
         if received and received.message.recv and received.message.recv[1] > m.send[1]:
@@ -242,9 +242,9 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
     for rank in all_reduce.members:
         pieces = tuple(held[rank, c] for c in chunks)
         result.changes.append(Change(first.sent or 0.0, rank, first.send, False, pieces))
-    for number, row in enumerate(all_reduce.rounds):
+    for number, round_ in enumerate(all_reduce.rounds):
         before = dict(held)
-        for t in sorted(row, key=lambda t: t.message.received or 0.0):
+        for t in sorted(round_, key=lambda t: t.message.received or 0.0):
             m, moved = t.message, range(t.chunk, t.chunk + t.count)
             assert m.send is not None and m.recv is not None and m.received is not None
             piece = before[m.src, t.chunk]
@@ -283,8 +283,10 @@ class _Tracer:
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
         """Yield the sends and receives outside known all-reduces, without those of servers."""
-        rows = [row for all_reduce in self.result.all_reduces for row in all_reduce.rounds]
-        known = {key for row in rows for t in row for key in (t.message.send, t.message.recv)}
+        rounds = [round_ for all_reduce in self.result.all_reduces for round_ in all_reduce.rounds]
+        known = {
+            key for round_ in rounds for t in round_ for key in (t.message.send, t.message.recv)
+        }
         for s in self.trace.spans:
             time = s.end if s.op is Op.RECV else s.start
             unknown = s.op in P2P and s.match is None and (s.rank, s.seq) not in known
