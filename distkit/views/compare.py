@@ -26,7 +26,7 @@ from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, render
-from distkit.views.timeline.waits import waits
+from distkit.views.timeline.waits import compute_waits
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.live import Live
 from distkit.views.widget.view import View, trace_of
@@ -419,7 +419,7 @@ def merged(sides: Sequence[Side]) -> Columns:
     stopped = any(side.trace.info.interrupted for side in sides)
     columns = Columns(EventLog(events, RunInfo(interrupted=stopped)))
     end = max(side.figures["seconds"] for side in sides)
-    columns.waits = waits(columns.ops, columns.pairs, end)
+    columns.waits = compute_waits(columns.ops, columns.pairs, end)
     return columns
 
 

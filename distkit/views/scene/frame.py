@@ -111,7 +111,7 @@ def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
     ]
 
 
-def left_out(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
+def omission_notices(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """Return notices about missing events, ranks and operations."""
     dropped, notices = sum(info.dropped.values()), list[str]()
     if dropped:
@@ -140,14 +140,14 @@ def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[st
     stopped = ["the run was stopped"] if info.interrupted else []
     for rank, category in sorted(opened, key=lambda item: item[0]):
         if category.op not in COMPUTATION:
-            open_verb = "died in" if info.died(rank) else verb_for_open(info)
+            open_verb = "died in" if info.died(rank) else unfinished_verb(info)
             verb = "paused before" if category.state is State.SCHEDULED else open_verb
             open_calls[f"{verb} {op_name(category)}"].append(name(info, rank))
     notices = [f"{call}: {_names([*dict.fromkeys(names)])}" for call, names in open_calls.items()]
     return [*stopped, *notices]
 
 
-def verb_for_open(info: RunInfo) -> str:
+def unfinished_verb(info: RunInfo) -> str:
     """Return the verb for operations that were still open when the run ended."""
     return "stopped in" if info.interrupted else "still in"
 

@@ -1,9 +1,9 @@
-"""Projects a whole trace to the columns of a space-time diagram.
+"""Converts a trace to the column arrays of a timeline.
 
-Operations are indices into arrays, so a million events take about one second. They are sorted by
-lane, row and start, so that the renderer finds the visible ones by bisection. Properties shared by
-many operations, their category, are stored once. During a run the columns are recomputed with each
-batch of events.
+Operations are stored as columns, so converting a million events takes about one second. They are
+sorted by lane, row and start, so that the renderer finds the visible ones by binary search.
+Operations with the same properties share a category, which is stored once. During a run, the
+columns are recomputed with each batch of events.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from distkit.views.scene.frame import (
     facts,
     host_totals,
     lane,
-    left_out,
+    omission_notices,
     unfinished,
-    verb_for_open,
+    unfinished_verb,
 )
-from distkit.views.timeline.waits import Waits, none, waits
+from distkit.views.timeline.waits import Waits, compute_waits
 
-#: Maximum number of operations with values, in a notebook and in a page.
-MAX_VALUES, PAGE_VALUES = 2_000, 400
+#: Maximum number of operations drawn with tensor values, by ``thin``.
+MAX_OPS_WITH_VALUES = {False: 2_000, True: 400}
 
 #: Minimum duration of a reported wait [s].
 MIN_WAIT = 1e-6
@@ -50,8 +50,9 @@ class Columns:
 
     Args:
         trace: a trace of any length.
-        most: maximum number of operations drawn, in order of arrival; a notice reports the rest.
-        live: whether the run is in progress, so that open operations are not reported.
+        max_operations: maximum number of operations to draw, in order of arrival; a notice states
+            how many are drawn.
+        live: whether the run is in progress; unfinished operations are then not reported.
 
     >>> from distkit.events import Event, State
     >>> c = Columns(EventLog([Event(0, 0, Op.SEND, State.STARTED, 1.0, peer=1, nbytes=8)]))
@@ -59,23 +60,25 @@ class Columns:
     ['send']
     """
 
-    def __init__(self, trace: EventLog, most: int | None = None, *, live: bool = False) -> None:
+    def __init__(
+        self, trace: EventLog, max_operations: int | None = None, *, live: bool = False
+    ) -> None:
         shown = _without_notes(trace)
         self.info, self._live, self._table = trace.info, live, shown.table
         self.pairs, self.ops = shown.pairs, shown.pairs.ops
         self.drawn: Bools = self.ops.rank < MAX_LANES
-        if most is not None and self.drawn.sum() > most:
+        if max_operations is not None and self.drawn.sum() > max_operations:
             drawn = np.flatnonzero(self.drawn)
-            self.drawn[drawn[np.argsort(self.ops.begin[drawn])[most:]]] = False
+            self.drawn[drawn[np.argsort(self.ops.begin[drawn])[max_operations:]]] = False
 
     # -- as plain objects ---------------------------------------------------------
 
-    def picture(self, most: int | None = None) -> Json:
-        """Return bars and arrows as objects: all of them, or the first ``most`` bars."""
+    def picture(self, max_bars: int | None = None) -> Json:
+        """Return all bars, or the first ``max_bars``, and their arrows as objects."""
         chosen = self.drawn.copy()
-        if most is not None:
+        if max_bars is not None:
             drawn = np.flatnonzero(chosen)
-            chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[most:]]] = False
+            chosen[drawn[np.argsort(self.ops.start[drawn], kind="stable")[max_bars:]]] = False
         return {
             "bars": [self._bar(i) for i in np.flatnonzero(chosen).tolist()],
             "arrows": [self._arrow(i) for i in self.arrows_of(chosen).tolist()],
@@ -179,7 +182,7 @@ class Columns:
         opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in stuck]
         info, seen = self.info, np.unique(ops.rank).tolist()
         ranks = sorted({*range(info.world_size), *info.ranks, *seen})
-        notices = left_out(info, len(ops), int(self.drawn.sum()), ranks)
+        notices = omission_notices(info, len(ops), int(self.drawn.sum()), ranks)
         if not self._live:
             notices = [*unfinished(opened, info), *notices]
         return {
@@ -190,7 +193,7 @@ class Columns:
             "live": self._live,
             **sums,
             "host_totals": host_totals(info, self.traffic),
-            "open": verb_for_open(info),
+            "open": unfinished_verb(info),
             "notices": notices,
             "notes": [],
             "start": rounded(ops.span[0] if ops.span else None),
@@ -246,8 +249,8 @@ class Columns:
     def waits(self) -> Waits:
         """The waits; none during a run."""
         if self._live:
-            return none(len(self.ops))
-        return waits(self.ops, self.pairs, self._until)
+            return Waits.zeros(len(self.ops))
+        return compute_waits(self.ops, self.pairs, self._until)
 
     @cached_property
     def sent(self) -> tuple[Ints, Ints]:
@@ -390,7 +393,7 @@ def rows(ops: Operations, events: int) -> Ints:
 
 
 def packed(columns: Columns, *, thin: bool = False) -> Json:
-    """Return the frame, and bars and arrows as ``columns``, which js/columns.js decodes.
+    """Return the frame with bars and arrows as ``columns``, which js/columns.js decodes.
 
     ``columns`` contains the text and, as ``bytes``, the concatenated little-endian arrays;
     ``parts`` lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations have
@@ -441,7 +444,7 @@ def _values(
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
-    first = np.argsort(columns.ops.begin)[: PAGE_VALUES if thin else MAX_VALUES]
+    first = np.argsort(columns.ops.begin)[: MAX_OPS_WITH_VALUES[thin]]
     for i, pair in zip(index_of[first].tolist(), columns.ops.values(first), strict=True):
         for when, summary in enumerate(pair):
             if summary is not None and i >= 0:

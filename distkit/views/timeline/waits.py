@@ -28,22 +28,22 @@ class Waits:
     waited: Floats
     is_final: Bools
 
+    @classmethod
+    def zeros(cls, operations: int) -> Waits:
+        """Return waits of zero for a number of operations."""
+        zeros = np.zeros(operations)
+        return cls(zeros, zeros, zeros.astype(bool))
 
-def waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
+
+def compute_waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
     """Return the waits of a complete trace that ends at ``end`` [s]."""
     if not len(ops):
-        return none(0)
+        return Waits.zeros(0)
     final = np.where(ops.ended, ops.end, end)
     since = np.fmax(_last_active(ops, final), ops.blocked)
     waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
     waited[ops.scheduled] = 0
     return Waits(since, waited, _final_barriers(ops, pairs))
-
-
-def none(operations: int) -> Waits:
-    """Return zero waits for a number of operations."""
-    zeros = np.zeros(operations)
-    return Waits(zeros, zeros, zeros.astype(bool))
 
 
 def _lanes(rank: Ints) -> list[tuple[int, slice]]:
