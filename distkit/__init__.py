@@ -1,4 +1,4 @@
-"""distkit: run real ``torch.distributed`` ranks from a notebook, and show their messages.
+"""distkit: run real ``torch.distributed`` ranks from a notebook and show their messages.
 
 ::
 

@@ -152,7 +152,7 @@ def _trace(args: argparse.Namespace, remaining: list[str]) -> int | None:
 
 
 def save_trace(trace: Trace, args: argparse.Namespace) -> None:
-    """Save a trace, and print a summary."""
+    """Save a trace and print a summary."""
     trace.save(args.out)
     print(f"{summary(trace)}. Saved in {args.out}.")
     if args.html:
@@ -228,7 +228,7 @@ def _bench(args: argparse.Namespace, remaining: list[str]) -> None:
 
 
 def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
-    """Write a stand-alone page with ``to_html``, and print its address."""
+    """Write a stand-alone page with ``to_html`` and print its address."""
     from distkit.views.widget.page import to_html
 
     to_html(traces, file, **options)

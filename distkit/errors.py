@@ -125,7 +125,7 @@ class RankDied(RankError):
 
 
 class DeadlockError(RunError):
-    """Ranks waited for each other forever, and were stopped.
+    """Ranks waited for each other forever and were stopped.
 
     ``findings`` describes which ranks waited for which, on which lines, and the remedy. A notebook
     shows a picture of the waits above the message.

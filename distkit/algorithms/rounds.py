@@ -252,7 +252,7 @@ class LinkCost(Protocol):
 
 
 def at_least(least: float, **named: Numbers) -> Numbers:
-    """Convert to an array of floats, and check its minimum.
+    """Convert to an array of floats and check its minimum.
 
     Raises:
         ValueError: A number is below ``least``.

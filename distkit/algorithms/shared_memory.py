@@ -178,7 +178,7 @@ class Segment:
         return slice(k * self.rank // self.n, k * (self.rank + 1) // self.n)
 
     def _barrier(self) -> None:
-        """Wait for all ranks, and compare their calls.
+        """Wait for all ranks and compare their calls.
 
         Raises:
             ValueError: The ranks passed different tensors or reductions; raised on every rank.

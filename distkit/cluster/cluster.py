@@ -403,7 +403,7 @@ class Cluster:
             run.interrupt()
 
     def kill(self, name: str) -> None:
-        """Kill a process on any machine with SIGKILL, and wait until it has exited.
+        """Kill a process on any machine with SIGKILL and wait until it has exited.
 
         Args:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".

@@ -1,4 +1,4 @@
-"""Pickles functions for the ranks with cloudpickle, and names unpicklable objects."""
+"""Pickles functions for the ranks with cloudpickle and names unpicklable objects."""
 
 from __future__ import annotations
 

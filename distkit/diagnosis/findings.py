@@ -183,7 +183,7 @@ def location(span: Span) -> str:
 
 
 def listed(parts: list[str]) -> str:
-    """Join clauses, and abbreviate a long list."""
+    """Join clauses and abbreviate a long list."""
     if len(parts) > _MAX_CLAUSES:
         parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
     return ", ".join(parts)

@@ -81,7 +81,7 @@ class CollectiveFingerprint:
         self._maps[group] = memory, position * SLOTS * SIZE, others, itertools.count()
 
     def check(self, op: Op, fields: tuple[Any, ...]) -> bool:
-        """Write this rank's next collective on a group, and return whether other entries match.
+        """Write this rank's next collective on a group and return whether other entries match.
 
         Args:
             op: the operation.

@@ -143,7 +143,7 @@ class OpenBuffers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Check the tensors of a call, and execute it."""
+        """Check the tensors of a call and execute it."""
         if torch.compiler.is_compiling():  # keeps this function out of compiled graphs
             return func(*args, **(kwargs or {}))
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")

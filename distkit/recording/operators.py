@@ -232,7 +232,7 @@ class Groups:
         return known
 
     def count_leaked(self, group: weakref.ref[Any], where: str, members: Any) -> int:
-        """Register a new group, and return the number of leaked ones of the same line and members.
+        """Register a new group and return the number of leaked ones of the same line and members.
 
         A group that is not destroyed keeps its connections, threads and memory even if the program
         holds no reference to it, because torch holds one.

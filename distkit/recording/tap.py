@@ -378,7 +378,7 @@ class Tap:
         self._pending.pop(id(work), None)
 
     def _wait_hook(self, wait: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run Work.wait, and record the completion before returning to user code."""
+        """Run Work.wait and record the completion before returning to user code."""
         self._stop_watching(work)
         entry = self._pending.pop(id(work), None)
         if entry is not None:
@@ -407,7 +407,7 @@ class Tap:
     def _wait_for(
         self, works: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
     ) -> Any:
-        """Wait for operations, and record the wait and their completions."""
+        """Wait for operations and record the wait and their completions."""
         pendings = [pending for _, pending in works]
         limited = limited or any(p.fields[1] in self._limited for p in pendings)
         try:
@@ -582,7 +582,7 @@ def _device_of(device: torch.device) -> Device:
 def _capture_begin(
     queries: threading.Lock, capture_begin: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Begin a capture, and disable event queries until it ends."""
+    """Begin a capture and disable event queries until it ends."""
     queries.acquire()
     try:
         return capture_begin(*args, **kwargs)

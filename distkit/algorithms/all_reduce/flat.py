@@ -34,7 +34,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Send the tensor to every other rank, and reduce locally.
+    """Send the tensor to every other rank and reduce locally.
 
     ::
 

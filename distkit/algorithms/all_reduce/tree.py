@@ -36,7 +36,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 )
 @collective()
 def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce up a binomial tree to rank 0, and broadcast down the same tree.
+    """Reduce up a binomial tree to rank 0 and broadcast down the same tree.
 
     ::
 

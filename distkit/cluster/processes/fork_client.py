@@ -337,7 +337,7 @@ def server() -> LocalForkClient:
 
 
 def call_during_start(target: str, *arguments: str) -> None:
-    """Start the fork server, and call ``target`` ("module:function") while it starts."""
+    """Start the fork server and call ``target`` ("module:function") while it starts."""
     server()
     imports.call(target, *arguments)
 

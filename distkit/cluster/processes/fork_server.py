@@ -255,7 +255,7 @@ def _redirect(path: str) -> None:
 
 
 def main(channel_fd: str, prefix: str) -> None:
-    """Start the fork server, and act as its subreaper; never returns.
+    """Start the fork server and act as its subreaper; never returns.
 
     Args:
         channel_fd: the file descriptor of the fork server's channel to the kernel, as text.

@@ -188,7 +188,7 @@ class PollingStore(dist.Store):
         return bytes(self._call("get", key))
 
     def add(self, key: str, num: int) -> int:
-        """Add to a counter, and return its value."""
+        """Add to a counter and return its value."""
         return int(self._call("add", key, num))
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:

@@ -211,7 +211,7 @@ class Rank:
         return outcome
 
     def _call(self, payload: bytes, run: int) -> Any:
-        """Call the function, and return its result."""
+        """Call the function and return its result."""
         fn, args, kwargs = cloudpickle.loads(payload)
         if isinstance(fn, Cell):
             fn, args = self._run_cell, (fn,)
@@ -327,7 +327,7 @@ class Gate:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait for a permit, and consume it."""
+        """Wait for a permit and consume it."""
         with self._changed:
             if not self._permits:
                 self.on_wait()

@@ -59,7 +59,7 @@ class RankController:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks abort their function, and report their position."""
+        """Make these ranks abort their function and report their position."""
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
@@ -72,7 +72,7 @@ class RankController:
 
 
 class Conductor:
-    """Controls the ranks of a run, and keeps its state.
+    """Controls the ranks of a run and keeps its state.
 
     Args:
         name: name of the function.
@@ -320,7 +320,7 @@ class Conductor:
                 self.deadlock = self.watchdog.check(self.trace, self.waiting)
 
     def _release(self, controller: RankController) -> None:
-        """Release the remaining ranks, and kill the ranks that do not end."""
+        """Release the remaining ranks and kill the ranks that do not end."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
         if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:

@@ -304,7 +304,7 @@ class Ranks(RankController):
         self._send_command(ranks, "go", count)
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Make these ranks report their position, and exit."""
+        """Make these ranks report their position and exit."""
         self.collect_events("quiesce", QUICK_FLUSH_TIMEOUT)
         self._send_command(ranks, "release")
 

@@ -161,7 +161,7 @@ class LiveTrace:
             return self._tables[0]
 
     def _unpack(self) -> None:
-        """Unpack rows into events, and pass each event to the subscribers once."""
+        """Unpack rows into events and pass each event to the subscribers once."""
         with self._unpacking:
             packed = list(self._packed)
             new = [self._events_of(*batch) for batch in packed]
@@ -170,7 +170,7 @@ class LiveTrace:
                 self._append(table)
 
     def _events_of(self, rank: int, first: int, packed: bytes, offset: Any) -> Table:
-        """Unpack rows, and add ``first`` to their sequence numbers."""
+        """Unpack rows and add ``first`` to their sequence numbers."""
         rows, to_local_time = decode_rows(packed), float
         if offset and rows:
             clocks = imports.load("distkit_hosts.clocks")
@@ -181,7 +181,7 @@ class LiveTrace:
         )
 
     def _append(self, events: Table) -> None:
-        """Add events, and pass them to the subscribers."""
+        """Add events and pass them to the subscribers."""
         with self._unpacking:
             self._tables.append(events)
             for callback in list(self._subscribers) if events else ():
@@ -198,7 +198,7 @@ class LiveTrace:
 
 
 class OutputBuffer:
-    """Collects chunks of output, and prints labeled lines in the thread that waits for the run."""
+    """Collects chunks of output and prints labeled lines in the thread that waits for the run."""
 
     def __init__(self) -> None:
         self._lines: list[OutputLine] = []

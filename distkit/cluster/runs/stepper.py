@@ -131,7 +131,7 @@ class Stepper:
         return self
 
     def finish(self) -> Run:
-        """Run all ranks to completion, and wait for them.
+        """Run all ranks to completion and wait for them.
 
         Raises:
             RankError, DeadlockError, …: as for :meth:`distkit.Cluster.run`.

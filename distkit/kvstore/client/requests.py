@@ -61,7 +61,7 @@ class Requests:
         self._push_errors: dict[Key, str] = {}
 
     def call(self, calls: Sequence[Call]) -> list[Any]:
-        """Send requests to several nodes together, and return their responses.
+        """Send requests to several nodes together and return their responses.
 
         Raises:
             KVStoreError: a request was rejected; the first error is raised.
@@ -93,7 +93,7 @@ class Requests:
             self.dispatch()
 
     def dispatch(self) -> None:
-        """Send queued requests, and handle responses that have arrived."""
+        """Send queued requests and handle responses that have arrived."""
         self._send()
         if self._in_flight:
             self._receive(wait=False)

@@ -161,7 +161,7 @@ def sum_devices(
 def split_and_load(
     data: Any, devices: Sequence[Any], batch_axis: int = 0, even_split: bool = True
 ) -> list[Tensor]:
-    """Split a batch into one slice per device, and copy each slice to its device.
+    """Split a batch into one slice per device and copy each slice to its device.
 
     Args:
         data: the batch, a tensor or an argument of ``torch.as_tensor``.

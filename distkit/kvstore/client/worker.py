@@ -147,7 +147,7 @@ class KVStore:
             self._requests.wait_for_pushes()  # before later pushes of other workers
 
     def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
-        """Sum each key's gradients, and queue the sums."""
+        """Sum each key's gradients and queue the sums."""
         self._requests.check(gradients)
         self._check("push of", gradients, dtype=True)
         self._step([*gradients], map(self._layout, gradients))
@@ -214,7 +214,7 @@ class KVStore:
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Reply) -> Any:
-        """Return the value of a pull, and record the version that gradients are computed from."""
+        """Return the value of a pull and record the version that gradients are computed from."""
         self._versions[key, part.server] = reply.version
         if reply.dropped:
             self.dropped[key] = reply.dropped
@@ -321,7 +321,7 @@ class KVStore:
         self._requests.call([Call(s, messages.SetOptimizer, fields) for s in self._servers])
 
     def _assign(self, key: Key, value: Tensor) -> None:
-        """Replace a value, and reset its optimizer state."""
+        """Replace a value and reset its optimizer state."""
         flat = host_copy(value)
         parts = self._parts(key)
         self._requests.call(

@@ -18,7 +18,7 @@ from distkit.kvstore.protocol.messages import Key
 
 
 class Compression:
-    """Compresses a worker's gradients, and keeps the current error of each part of each key.
+    """Compresses a worker's gradients and keeps the current error of each part of each key.
 
     Args:
         params: MXNet's ``compression_params``.

@@ -136,7 +136,7 @@ class Scheduler:
     # -- nodes that exit ---------------------------------------------------------
 
     def handle_departure(self, node: int, incarnation: int, how: str) -> list[Response]:
-        """Notify the servers of a node's exit, and release the nodes that waited for it.
+        """Notify the servers of a node's exit and release the nodes that waited for it.
 
         Args:
             node: the node that has exited.

@@ -104,7 +104,7 @@ class Service:
             self._handle_ready()
 
     def _open(self) -> None:
-        """Listen, and register a server."""
+        """Listen and register a server."""
         node = self.node
         endpoint = node.endpoint(node.id)
         self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
@@ -157,7 +157,7 @@ class Service:
     # -- nodes that send requests -----------------------------------------------
 
     def _serve_all(self) -> None:
-        """Handle a few batches of requests, and send their responses together."""
+        """Handle a few batches of requests and send their responses together."""
         responses: list[Message] = []
         for _ in range(_MAX_BATCHES):
             frames = receive(self._router)

@@ -263,7 +263,7 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
 
 
 class _Tracer:
-    """Processes operations in time order, and remembers the tensors of each rank."""
+    """Processes operations in time order and remembers the tensors of each rank."""
 
     def __init__(self, trace: EventLog, result: Contributions) -> None:
         self.trace, self.result = trace, result

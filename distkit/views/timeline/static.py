@@ -167,7 +167,7 @@ class _Renderer:
         )
 
     def _arrange(self, y: float) -> float:
-        """Place the lanes from ``y`` on, and return their bottom edge."""
+        """Place the lanes from ``y`` on and return their bottom edge."""
         drawn = self.picture["lanes"]
         if not drawn:
             return y + 60

@@ -122,7 +122,7 @@ class View(anywidget.AnyWidget):
         return picture | bare if self._bare else picture
 
     def close(self) -> None:
-        """Unsubscribe from the run, and remove the widget from the page."""
+        """Unsubscribe from the run and remove the widget from the page."""
         unsubscribes, self._unsubscribes = self._unsubscribes, ()
         for unsubscribe in unsubscribes:
             unsubscribe()
