@@ -48,7 +48,7 @@ class Algorithm(Described):
     def rounds(self, n: int) -> int:
         """Return the number of rounds on n ranks.
 
-        A rank may send several messages in one round, one after another: the root of
+        A rank may send or receive several messages in one round, one after another. The root of
         "reduce_broadcast" has n-1 in each of two rounds, which :class:`~distkit.Compare` counts
         as 2(n-1) consecutive exchanges.
         """

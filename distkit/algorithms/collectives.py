@@ -71,7 +71,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: each rank that has the tensor forwards it, so their number doubles."""
+    """Yield the rounds: each rank that has the tensor forwards it, so twice as many have it."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -355,7 +355,7 @@ def all_to_all(
 
 
 def barrier_schedule(n: int) -> Schedule:
-    """Yield the rounds of dissemination: after k rounds each rank is notified by 2^k ranks."""
+    """Yield the rounds: after k of them, each rank knows that 2^k ranks have arrived."""
     r = np.arange(n)
     for bit in bits(n):
         yield Round(r, (r + bit) % n, np.zeros_like(r), reduce=True)

@@ -42,8 +42,8 @@ def sync_gradients(
     dominates small messages.
 
     Args:
-        model: a model, or its parameters. A missing gradient counts as zeros; a parameter without
-            a gradient on all replicas keeps None, and optimizers skip it. Sparse gradients
+        model: a model, or its parameters. A missing gradient counts as zeros. If no replica has a
+            gradient of a parameter, it remains None, and optimizers skip it. Sparse gradients
             become dense.
         count: n_r, the number of examples behind this replica's mean gradient, 0 or more; None if
             it is the same on all replicas.
@@ -111,7 +111,7 @@ def sync_sgd_step(
         w   ← w - η g                      the same update on every rank
 
     This equals one process's step on the whole minibatch if L is a mean over examples and no
-    layer mixes them, as batch norm does. The shards may differ in size.
+    layer, such as batch norm, mixes them. The shards may differ in size.
 
     Args:
         model: the same weights on every rank.

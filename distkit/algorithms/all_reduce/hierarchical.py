@@ -84,7 +84,7 @@ def hierarchical_all_reduce(
                                    ring ╲
         host 1     4 ─► 3 ◄─ 5         ► 3          3 ─► 4, 5
 
-    With m hosts of g devices: 2(α + (g-1)Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between hosts.
+    With m hosts of g devices: 2(g-1)(α + Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between hosts.
 
     Args:
         x: tensor of any shape, the same on every rank; K bytes.
