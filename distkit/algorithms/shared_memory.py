@@ -295,7 +295,9 @@ def _mismatch(signatures: list[int]) -> str:
     calls: dict[str, list[str]] = {}
     for rank, number in enumerate(signatures):
         calls.setdefault(call(number), []).append(str(rank))
-    listed = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in calls.items())
+    listed = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in calls.items()
+    )
     return (
         f"all_reduce of different tensors. {listed}. Pass the same shape and dtype on every rank."
     )
