@@ -8,7 +8,7 @@
     │   └── StoppedError        it was used after stop()
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank; its traceback is in the message
-    │   ├── RankDied            a rank's process exited in the middle of the run
+    │   │   └── RankDied        a rank's process exited in the middle of the run
     │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
     │   │   └── MismatchError   their calls do not match in size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
