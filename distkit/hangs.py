@@ -42,7 +42,7 @@ def ring_of_recvs() -> None:
 
 
 def no_receiver() -> None:
-    """Rank 0 sends two messages, rank 1 receives one."""
+    """Rank 0 sends two messages, but rank 1 receives only one."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1)
         dist.send(torch.ones(3), dst=1)
@@ -51,7 +51,7 @@ def no_receiver() -> None:
 
 
 def no_sender() -> None:
-    """Rank 1 receives two messages, rank 0 sends one."""
+    """Rank 1 receives two messages, but rank 0 sends only one."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1)
     else:
@@ -60,7 +60,7 @@ def no_sender() -> None:
 
 
 def wrong_tag() -> None:
-    """The message has tag 1, and the receiver waits for tag 2."""
+    """The message has tag 1, but the receiver waits for tag 2."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1, tag=1)
     else:
