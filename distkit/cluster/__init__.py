@@ -1,8 +1,8 @@
 """Starts ranks, runs functions on them, and cleans up.
 
-Only this package imports ipyparallel. ``processes`` forks, connects and kills processes; ``rank``
-is the code of a rank; ``runs`` controls a run from the kernel; ``cluster`` is the user's interface,
-and ``supervisor`` manages its processes.
+Within distkit, only this package imports ipyparallel. ``processes`` forks, connects and kills
+processes; ``rank`` is the code of a rank; ``runs`` controls a run from the kernel; ``cluster`` is
+the user's interface, and ``supervisor`` manages a cluster's processes.
 """
 
 from typing import TYPE_CHECKING

@@ -58,14 +58,14 @@ class Cluster:
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank; None to share the available processors equally.
-        hosts: number of ranks per machine, reached by SSH: ``{"alpha": 2, "beta": 2}``; or a list
-            of machines, which get the ranks in blocks.
+        hosts: number of ranks on each machine, started over SSH: ``{"alpha": 2, "beta": 2}``; or a
+            list of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
             set this and other arguments for calls that specify no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
-        interface: for ranks on other machines: an address of this machine that they can reach, or
-            a machine that this one reaches through the right interface, optionally with a port, as
-            in ``"10.0.0.1:45000"``; or a listening socket. Detected by default.
+        interface: for ranks on other machines: an address of this machine that they can reach, such
+            as ``"10.0.0.1"`` or ``"10.0.0.1:45000"``, or a machine that this one reaches through
+            the right interface, or a listening socket. Detected by default.
         timeout: time limit for other machines to connect [s]; the time that a job spends in the
             queue does not count.
         options: configuration of the launcher on other machines, such as ``ssh_args=[…]`` or
@@ -214,8 +214,8 @@ class Cluster:
     ) -> Run:
         """Run a function, or a torchrun-style script, on every rank, and wait for it.
 
-        The function is pickled with everything it captures; ``args`` and ``kwargs`` are the same on
-        every rank; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
+        The function is pickled with everything it captures. All ranks get the same ``args`` and
+        ``kwargs``; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
         with ``args`` as its arguments. Deadlocked ranks are stopped with an explanation, unless
         ``wait_forever`` is set. Each run has its own processes, as under torchrun: settings,
         threads and children of the function end with it.

@@ -1,8 +1,8 @@
 """Queries the processors, memory and GPUs that this machine, container or pod provides.
 
 In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
-cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed:
-its top level imports only the standard library. It does not use CUDA: a process that has
+cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed,
+so its top level imports only the standard library. It does not use CUDA, because a process that has
 initialized CUDA cannot be forked.
 """
 

@@ -1,4 +1,4 @@
-"""Private folders of clusters and runs, and the descendants of ranks: what must not be left.
+"""Creates and removes private folders, and kills the descendants of ranks.
 
 A folder contains sockets and rendezvous files. The folders of a kernel have a common prefix, and
 the subreaper removes them after the kernel has exited for any reason.

@@ -143,7 +143,7 @@ class Run:
             RankError: the function raised on a rank, or a rank died.
             DeadlockError: ranks waited for each other forever; the message explains where and why.
             RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
-            KeyboardInterrupt: the wait was interrupted: all ranks have ended.
+            KeyboardInterrupt: the wait was interrupted, and all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run continues.
         """
         conductor = self._conductor
