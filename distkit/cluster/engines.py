@@ -113,7 +113,9 @@ class Engines(Ranks):
         if self.usable:
             self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
         if child is self._controller and self.run is not None and not self.run.finished:
-            self.run.abandon("ipyparallel's controller, which delivers cells, exited. Run it again")
+            self.run.abandon(
+                "ipyparallel's controller, which delivers cells, exited. Run the cell again"
+            )
         super()._on_exit(rank, child, status)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
