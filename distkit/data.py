@@ -57,8 +57,8 @@ class DistributedDataset:
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
-            of the same length; or a list of ``.npy`` and ``.npz`` files, which every rank must be
-            able to read; only one file is in memory at any time.
+            of the same length; or a list of ``.npy`` and ``.npz`` files. Every rank must be able
+            to read the files; only one of them is in memory at any time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
@@ -269,7 +269,7 @@ def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this rank and the world size; a process without a group reads its environment."""
+    """Return this rank and the world size, from the environment if there is no process group."""
     from_environment = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     if from_environment and not dist.is_initialized():
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -280,7 +280,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return whether each sample's class has the largest of its outputs (B, C), shape (B,)."""
+    """Return for each sample whether its class has the largest output: (B, C), (B,) -> (B,)."""
     return outputs.argmax(-1) == targets
 
 

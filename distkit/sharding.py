@@ -109,7 +109,7 @@ class Plan:
         ::
 
             DATA        rows r, r + R, r + 2R, … of global batch k
-            FILE, OFF   rows k·b … (k + 1)·b of the replica's samples, b is its part of the batch
+            FILE, OFF   rows k·b … (k + 1)·b - 1 of the replica's samples, if b is its batch size
         """
         batch, size = self.global_batch, self.batch_sizes[replica]
         if self.policy is AutoShardPolicy.DATA:
