@@ -68,9 +68,9 @@ class Trainer:
         """Update every parameter; call it after ``backward`` instead of ``optimizer.step()``.
 
         Args:
-            batch_size: the divisor of the sum of all gradients: the number of examples of all
-                workers and devices if the loss is a sum over examples, the number of workers
-                times devices if it is a mean.
+            batch_size: the divisor of the sum of all gradients. If the loss is a sum over
+                examples, pass the number of examples of all workers and devices; if it is a mean,
+                pass the number of workers times devices.
 
         Raises:
             KVStoreError: A parameter has no gradient, or ``batch_size`` changes.

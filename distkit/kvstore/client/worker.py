@@ -102,8 +102,8 @@ class KVStore:
             value: a tensor for each key.
 
         Raises:
-            KVStoreError: the key was already initialized in this run, was initialized on a worker
-                with another shape or dtype, or is repeated.
+            KVStoreError: the key was already initialized in this run, has another shape or dtype on
+                another worker, or is repeated.
         """
         grouped = group_by_key("init", key, value)
         layouts = {k: Layout.of(tensors[0]) for k, tensors in grouped.items()}
