@@ -26,7 +26,7 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.renderer import cut, wrapped
 from distkit.views.scene.theme import GRAY, INK, WARNING_LIGHT
-from distkit.views.scene.waits import waits
+from distkit.views.scene.waits import wait_for_graph
 from distkit.views.timeline.columns import compact, packed
 from distkit.views.timeline.static import WIDTH, render
 from distkit.views.timeline.view import Timeline
@@ -118,7 +118,7 @@ def _current_remarks(run: Steppable, error: str) -> list[Json]:
     """Return the remarks for the latest moment."""
     result = remarks(error, run.findings)
     if any(r["hang"] for r in result):
-        result[0]["graph"] = waits(rank_states(run.trace))
+        result[0]["graph"] = wait_for_graph(rank_states(run.trace))
     return result
 
 

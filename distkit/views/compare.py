@@ -324,15 +324,15 @@ class Compare(View):
         self._summary = summary(self._sides)
         self._open()
 
-    def _frame(self, most: int) -> Json:
-        """Return the fields of the picture around bars and arrows, with at most ``most`` lanes."""
+    def _frame(self, max_lanes: int) -> Json:
+        """Return the fields of the picture around bars and arrows, for at most ``max_lanes``."""
         data, runs = self._summary, len(self._sides)
-        each = most // runs
+        each = max_lanes // runs
         drawn = [lane for lane in self._lanes if lane["color"] < each]
-        left_out = [f"the first {each} ranks of each run are drawn here"]
+        notes = [f"the first {each} ranks of each run are drawn here"]
         return {
             **{key: data[key] for key in ("title", "notices", "runs")},
-            "notes": [*data["notes"], *left_out * (len(drawn) < len(self._lanes))],
+            "notes": [*data["notes"], *notes * (len(drawn) < len(self._lanes))],
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
             "end": max(side.figures["seconds"] for side in self._sides),
@@ -350,16 +350,16 @@ class Compare(View):
         picture = self._columns.picture(3 * MAX_BARS)
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
-    def _document(self, picture: Json, limit: int, most: int) -> str:
+    def _document(self, picture: Json, limit: int, max_lanes: int) -> str:
         """Return an SVG document with the timeline of all runs and the figures below it.
 
         Args:
             picture: the timeline's picture.
             limit: maximum number of operations drawn individually.
-            most: maximum number of lanes.
+            max_lanes: maximum number of lanes.
         """
         name = self._summary["title"]
-        frame = {**self._frame(most), "title": cut(name, 600, 16), "bare": True}
+        frame = {**self._frame(max_lanes), "title": cut(name, 600, 16), "bare": True}
         timeline, y = render(picture | frame, limit)
         figures = table(self._summary, TABLE_WIDTH).plain()
         marks = body(figures, 0.0, tooltips=False)

@@ -80,7 +80,7 @@ class Layer:
         return self.largest_difference <= ROUNDING * most
 
     @property
-    def most(self) -> float:
+    def max_magnitude(self) -> float:
         """The largest magnitude of all values."""
         summaries = [*self.before.values(), *self.after, self.reference]
         return largest(v for s in summaries if s for v in s.values)
@@ -413,7 +413,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
             notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, 44, "hover"))
         cells = [*_cells(layer, ranks), *[_cell(layer.reference)] * one]
-        table.row(clean(layer_name), notes, cells, layer.most)
+        table.row(clean(layer_name), notes, cells, layer.max_magnitude)
     return table.bottom
 
 

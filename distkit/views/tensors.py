@@ -198,7 +198,7 @@ def _table(
     drawn = group[:MAX_RANKS]
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
-    most = largest(v for x in _summaries(group) for v in x.values)
+    max_magnitude = largest(v for x in _summaries(group) for v in x.values)
     high = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
     table = Table(scene, n, heads, NAME_WIDTH, WIDTH, high)
     before = [_cell(s.before, s) for s in drawn]
@@ -208,7 +208,7 @@ def _table(
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     known = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
     for i, (when, cells) in enumerate(known):
-        table.row(when, [], cells, most, scaled=not i)
+        table.row(when, [], cells, max_magnitude, scaled=not i)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
         table.bottom += 16

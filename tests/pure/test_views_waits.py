@@ -12,7 +12,7 @@ from distkit.views.scene.marks import arrow
 from distkit.views.scene.renderer import drawing_of
 from distkit.views.scene.svg import themed
 from distkit.views.scene.theme import MARKS, WARNING_DARK
-from distkit.views.scene.waits import waits, waits_svg
+from distkit.views.scene.waits import wait_for_graph, waits_svg
 
 
 def recv(rank):
@@ -27,7 +27,7 @@ def states(size, waits_for):
 
 def drawn(size, waits_for):
     """Return the text of each circle, and the number of arrows by color."""
-    graph = waits(states(size, waits_for))
+    graph = wait_for_graph(states(size, waits_for))
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
     count = {name: sum(s[1] == name for d in marks for s in d) for name in ("wrong", "mean")}
     return sorted(s[4] for s in graph["scene"]["shapes"] if s[0] == "text"), count
@@ -41,7 +41,7 @@ def test_ranks_in_a_wait_cycle_are_red():
 
 
 def test_finished_ranks_are_drawn_in_reading_order():
-    graph = waits(states(3, {0: (1, 2)}))
+    graph = wait_for_graph(states(3, {0: (1, 2)}))
     circles = [(y, x) for _, layer, _, _, x, y, *_ in graph["scene"]["marks"] if layer]
     assert (circles, graph["legend"].split(" · ")[-1]) == (sorted(circles), "filled: finished")
 

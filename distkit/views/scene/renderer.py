@@ -40,16 +40,16 @@ def to_svg(picture: Json) -> str:
     return svg.fitting(map(_document, fewer))
 
 
-def thinned(items: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` evenly spaced items, including the last.
+def thinned(items: Sequence[T], max_items: int) -> list[T]:
+    """Return at most ``max_items`` evenly spaced items, including the last.
 
     >>> thinned("abcdefg", 3), thinned("ab", 3)
     (['a', 'd', 'g'], ['a', 'b'])
     """
-    if len(items) <= most:
+    if len(items) <= max_items:
         return list(items)
-    step = (len(items) - 1) / max(most - 1, 1)
-    return [items[round(len(items) - 1 - i * step)] for i in reversed(range(most))]
+    step = (len(items) - 1) / max(max_items - 1, 1)
+    return [items[round(len(items) - 1 - i * step)] for i in reversed(range(max_items))]
 
 
 def _document(picture: Json) -> str:

@@ -204,13 +204,13 @@ class Table:
         name: str,
         notes: Sequence[str],
         cells: Sequence[Cell],
-        most: float,
+        max_magnitude: float,
         *,
         scaled: bool = True,
     ) -> None:
         """Add a row with a name, notes, and a tensor or text in each column.
 
-        ``most`` is the magnitude shown in full color; ``scaled`` rows have a color scale.
+        ``max_magnitude`` is the magnitude shown in full color; ``scaled`` rows have a color scale.
         """
         top, tensors = self.bottom + 4, [cell.summary["values"] for cell in cells if cell.summary]
         span = (
@@ -223,20 +223,22 @@ class Table:
             for (head, *_), cell in zip(self.heads, cells, strict=True)
             if cell.summary
         )
-        colors = [f"colors: ±{figure(most)}"] if most else []
+        colors = [f"colors: ±{figure(max_magnitude)}"] if max_magnitude else []
         heading = title(f"{name}: {'; '.join([*notes, *colors, *descriptions])}", aloud=True)
         note_texts = (text(note, "small", y=28 + LINE_HEIGHT * i) for i, note in enumerate(notes))
         self.add(0, top, heading, text(cut(name, self.left, 12), "strong", y=14), *note_texts)
         bottoms = [top + 16 + LINE_HEIGHT * len(notes)]
         if colors and scaled:
-            self.add(0, bottoms[0] + 4, *color_scale(most, self.left - COLUMN_GAP))
+            self.add(0, bottoms[0] + 4, *color_scale(max_magnitude, self.left - COLUMN_GAP))
             bottoms = [bottoms[0] + 16]
         for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
             if cell.summary is None:
                 style = "late" if cell.wrong else "small"
                 self.add(x, top + 14, text(cell.missing, style, size=11))
             else:
-                bottoms.append(top + self._cell(x, top, cell, cell.summary, most, span, lane))
+                bottoms.append(
+                    top + self._cell(x, top, cell, cell.summary, max_magnitude, span, lane)
+                )
         self.bottom = max(bottoms) + 8
 
     def _cell(
@@ -245,14 +247,14 @@ class Table:
         y: float,
         cell: Cell,
         s: Json,
-        most: float,
+        max_magnitude: float,
         span: tuple[float, float] | None,
         lane: int | None,
     ) -> float:
         """Draw a tensor with its histogram and lines; return their total height."""
         values, marked = tuple(s["values"]), frozenset(cell.marked)
         shapes, high = heat(
-            values, s["columns"], most, self.column_width, self.high, marked, describe(s)
+            values, s["columns"], max_magnitude, self.column_width, self.high, marked, describe(s)
         )
         frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
@@ -286,7 +288,7 @@ def fitting(options: Sequence[str], width: float, size: float) -> str:
 def heat(
     values: Values,
     columns: int,
-    most: float,
+    max_magnitude: float,
     width: float,
     high: float,
     marked: frozenset[int] = frozenset(),
@@ -298,7 +300,7 @@ def heat(
     Args:
         values: the values, row by row.
         columns: number of values per row.
-        most: magnitude shown in full color.
+        max_magnitude: magnitude shown in full color.
         width: available width [px].
         high: available height [px].
         marked: positions of cells with a frame.
@@ -321,7 +323,7 @@ def heat(
     for i, v in enumerate(values):
         x, y = i % columns * cell_width, top + i // columns * cell_height
         cell = f"M{x} {y}h{cell_width - gap}v{cell_height - gap}h{gap - cell_width}z"
-        if key := shade(v, most):
+        if key := shade(v, max_magnitude):
             areas[key] += cell
         if i in marked:
             areas["fresh", 0] += cell
@@ -357,16 +359,16 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
     return [], 0.0
 
 
-def color_scale(most: float, width: float) -> list[Shape]:
-    """Return the colors of all values from -``most`` to ``most``, and the largest one."""
+def color_scale(max_magnitude: float, width: float) -> list[Shape]:
+    """Return the colors of all values up to a magnitude, labeled with that magnitude."""
     levels = range(-SHADES, SHADES + 1)
     width = (width - 46) // len(levels) * len(levels)
-    values = tuple(most * k * abs(k) / SHADES**2 for k in levels)
-    strip, _ = heat(values, len(levels), most, width, 10)
-    return [*strip[1:], text(f"±{figure(most, 2)}", "tick", x=width + 5, y=9)]
+    values = tuple(max_magnitude * k * abs(k) / SHADES**2 for k in levels)
+    strip, _ = heat(values, len(levels), max_magnitude, width, 10)
+    return [*strip[1:], text(f"±{figure(max_magnitude, 2)}", "tick", x=width + 5, y=9)]
 
 
-def shade(v: float | str, most: float) -> tuple[str, float] | None:
+def shade(v: float | str, max_magnitude: float) -> tuple[str, float] | None:
     """Return the class and opacity of a value; None near zero.
 
     The opacity grows with the square root of the magnitude, so that small values remain visible.
@@ -376,7 +378,7 @@ def shade(v: float | str, most: float) -> tuple[str, float] | None:
     """
     if isinstance(v, str):
         return "odd", 0
-    level = round(SHADES * math.sqrt(min(1.0, abs(v) / most))) if most else 0
+    level = round(SHADES * math.sqrt(min(1.0, abs(v) / max_magnitude))) if max_magnitude else 0
     return ("negative" if v < 0 else "positive", 0.3 + 0.6 * level / SHADES) if level else None
 
 

@@ -29,12 +29,12 @@ LEGEND = {
 Point = tuple[float, float]
 
 
-def waits(states: Iterable[RankState]) -> Json | None:
+def wait_for_graph(states: Iterable[RankState]) -> Json | None:
     """Return the wait-for graph as a scene with its styles; None if no rank waits, or too many do.
 
     Blocked ranks have dashed circles. Red arrows form a cycle.
 
-    >>> waits([RankState(0, RankStatus.RUNNING)]) is None
+    >>> wait_for_graph([RankState(0, RankStatus.RUNNING)]) is None
     True
     """
     known = {s.rank: s for s in states}
@@ -69,7 +69,7 @@ def waits(states: Iterable[RankState]) -> Json | None:
 
 def waits_svg(states: Iterable[RankState]) -> str:
     """Return the graph as an SVG document; "" if there is none."""
-    graph = waits(states)
+    graph = wait_for_graph(states)
     if graph is None:
         return ""
     scene = graph["scene"]

@@ -1,4 +1,4 @@
-"""Projects a run with a parameter server to captioned keyframes and keys. No side effects."""
+"""Converts a run with a parameter server to keys and captioned keyframes. No side effects."""
 
 from __future__ import annotations
 

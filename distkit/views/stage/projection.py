@@ -1,4 +1,4 @@
-"""Projects a run to a stage: places, links, keyframes, and the contents of tensors.
+"""Projects a run onto the stage: positions, links, keyframes and the contents of tensors.
 
 No side effects.
 

@@ -1,1 +1,1 @@
-"""The space-time diagram of a run."""
+"""The timeline of a run."""

@@ -46,7 +46,7 @@ MIN_WAIT = 1e-6
 
 
 class Columns:
-    """The space-time diagram of a whole trace.
+    """The timeline of a whole trace, in columns.
 
     Args:
         trace: a trace of any length.

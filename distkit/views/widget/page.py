@@ -63,7 +63,7 @@ def renderer(view: str) -> str:
     return "timeline" if view == "timeline" else "scene"
 
 
-def left_out(trace: EventLog) -> str:
+def long_run_notice(trace: EventLog) -> str:
     """Return a notice if the page of a long run has only the timeline; otherwise ""."""
     if len(trace) <= MAX_EVENTS:
         return ""
@@ -93,7 +93,8 @@ def to_html(
         path: the file to write.
         title: the page's heading.
         about: a sentence about each of several traces, by name.
-        first: the views to open with; a trace opens with the first that it has, or the timeline.
+        first: views in order of preference. Each trace opens with the first that it has, or else
+            with the timeline.
 
     Returns:
         The path.
@@ -152,7 +153,11 @@ class _Run:
         """Return the HTML of the run."""
         parts = [
             f'<section id="{self.id}" {_panel(self.id, several)}{" hidden" * (self.number > 0)}>',
-            *(f'<p class="note">{escape(s)}</p>' for s in (self.about, left_out(self.trace)) if s),
+            *(
+                f'<p class="note">{escape(s)}</p>'
+                for s in (self.about, long_run_notice(self.trace))
+                if s
+            ),
             _tabs("views", {self.element_id(view): view.title() for view in self.pictures}),
             *map(self._view, self.pictures),
             "</section>",
