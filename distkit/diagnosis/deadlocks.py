@@ -14,7 +14,7 @@ from distkit._format import named
 from distkit.diagnosis import rules
 from distkit.diagnosis.advice import advice, headline
 from distkit.diagnosis.divergence import (
-    left_out,
+    find_unused_parameters,
     missing_call_remedy,
     outliers,
     uneven_remedy,
@@ -224,10 +224,10 @@ def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
 def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
     """Return the finding for a collective that some ranks wait in and others never called."""
     span = here[min(here)]
-    unused_parameters = left_out(facts, gone, here.values())
+    unused_parameters = find_unused_parameters(facts, gone, here.values())
     if "gradients" in span.attributes and unused_parameters is not None:
         return unused_parameters
-    called_here, called_gone = facts.called(min(here), span), facts.called(gone[0], span)
+    called_here, called_gone = facts.count_calls(min(here), span), facts.count_calls(gone[0], span)
     rule, remedy = _why_not_called(facts, span, here, gone)
     uneven_calls = span.where and called_here > called_gone > 0
     if uneven_calls and rule in (rules.skipped, rules.missing_barrier):
@@ -352,7 +352,7 @@ def _prior_iteration(facts: Evidence, ranks: list[int], lines_by_rank: dict[int,
     rule = rules.unused_before
     where = sorted(lines_by_rank.values())[0] if any(lines_by_rank.values()) else ""
     before = rule.fill("before", where=where) if where else ""
-    missing = facts.left_out(facts.ranks) or {r: [] for r in ranks}
+    missing = facts.unused_parameters(facts.ranks) or {r: [] for r in ranks}
     return unused(rule, missing, [], lines=lines_by_rank, before=before)
 
 

@@ -83,7 +83,9 @@ def _only_some(
 ) -> Finding:
     """Return the finding for a call that only some ranks make because of a condition."""
     here, there = [column[r] for r in inside], [column[r] for r in outside]
-    counts = [facts.before(r, there[0].where, column[r]) for r in (inside[0], outside[0])]
+    counts = [
+        facts.count_earlier_calls(r, there[0].where, column[r]) for r in (inside[0], outside[0])
+    ]
     rule = rules.only_some
     return rule.finding(
         *column.values(),
@@ -202,9 +204,11 @@ def _joined(exits: Iterable[Statement]) -> str:
 # -- gradients ------------------------------------------------------------------------
 
 
-def left_out(facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]) -> Finding | None:
+def find_unused_parameters(
+    facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]
+) -> Finding | None:
     """Find ranks that ended their backward pass without gradients that other ranks wait for."""
-    parameters = facts.left_out(ranks)
+    parameters = facts.unused_parameters(ranks)
     return unused(rules.unused_parameter, parameters, spans) if parameters else None
 
 

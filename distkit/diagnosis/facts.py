@@ -123,7 +123,7 @@ class Evidence:
         """The program's source texts."""
         return Program(self.trace.info.sources)
 
-    def left_out(self, ranks: Iterable[int]) -> dict[int, list[str]]:
+    def unused_parameters(self, ranks: Iterable[int]) -> dict[int, list[str]]:
         """Return DDP's parameters that the last backward pass of each rank did not use."""
         recorded = self.trace.info.unreduced
         return {r: names for r in sorted(ranks) if (names := recorded.get(r))}
@@ -157,13 +157,13 @@ class Evidence:
         """Return the index of a collective among those of its rank and group."""
         return self.calls[span.group][span.rank].index(span)
 
-    def called(self, rank: int, span: Span) -> int:
+    def count_calls(self, rank: int, span: Span) -> int:
         """Return the number of times that a rank has made the same call on the same line."""
         return sum(
             s.where == span.where and s.op is span.op for s in self.calls[span.group].get(rank, [])
         )
 
-    def before(self, rank: int, where: str, span: Span) -> int:
+    def count_earlier_calls(self, rank: int, where: str, span: Span) -> int:
         """Return the number of times that a rank has reached a line before one of its calls."""
         calls = self.calls[span.group].get(rank, [])
         return sum(s.where == where and s.seq < span.seq for s in calls)

@@ -17,7 +17,7 @@ from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import (
     Column,
     diverged,
-    left_out,
+    find_unused_parameters,
     outliers,
     shifted,
 )
@@ -201,9 +201,11 @@ def _makes_extra_call(facts: Evidence, column: Column, rank: int, op: Op) -> boo
     If the others have made the extra call equally often, the rank has skipped their call instead.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
-    before = [facts.before(s.rank, span.where, s) for s in (span, other)]
+    before = [facts.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
     repeats = before[0] == before[1] > 0
-    return not repeats and any(str(op) in name for name in facts.program.ahead(facts.path(span)))
+    return not repeats and any(
+        str(op) in name for name in facts.program.calls_below(facts.path(span))
+    )
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:
@@ -220,7 +222,7 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
             "dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_dtype_rank(d)))
         )
     cause = ""
-    if one_call and facts.called(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
+    if one_call and facts.count_calls(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
         cause = rule.fill("last_batch")
     return fill(rule.remedy, cause=cause)
 
@@ -250,7 +252,7 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
     without = [r for r, s in column.items() if "gradients" not in s.attributes]
     others = [s for r, s in column.items() if r not in without]
     skipped = [column[r] for r in without]
-    if (finding := left_out(facts, without, others)) is None:
+    if (finding := find_unused_parameters(facts, without, others)) is None:
         return None
     cause = finding.message[:-1]
     message = fill("{cause}, and {gone:continue with}.", cause=cause, gone=Calls(skipped))
@@ -366,7 +368,7 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
     ]
     if alternatives:
         return rules.crossed_messages.remedy
-    ahead = [facts.program.ahead(facts.path(s)) for s in (send, recv)]
+    ahead = [facts.program.calls_below(facts.path(s)) for s in (send, recv)]
     has_others = all(
         any(word in name for name in names)
         for names, word in zip(ahead, ("send", "recv"), strict=True)

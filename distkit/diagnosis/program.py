@@ -100,7 +100,7 @@ class Program:
     ['`for x in data` at a.py:1']
     >>> [str(exit) for exit in program.exits(["a.py:4"])]
     ['`continue` under `if bad(x)` at a.py:3']
-    >>> sorted(program.ahead(["a.py:2"]))
+    >>> sorted(program.calls_below(["a.py:2"]))
     ['barrier', 'reduce']
     """
 
@@ -195,7 +195,7 @@ class Program:
             found.update(dict.fromkeys(statements))
         return [*found]
 
-    def ahead(self, path: Path) -> set[str]:
+    def calls_below(self, path: Path) -> set[str]:
         """Return the names of functions called below a line, in its function and its callers."""
         return {
             _name_of(call.func)
