@@ -109,10 +109,10 @@ def figure(x: float | str | None, digits: int = 3) -> str:
     return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.{digits}g}").replace("-", "−")
 
 
-def written(s: Summary | None) -> str:
+def format_values(s: Summary | None) -> str:
     """Format the values of a small tensor; return "" if it is large or missing.
 
-    >>> written(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), written(None)
+    >>> format_values(Summary((3.0, -0.5), 3.04, -0.5, 3.0, 2)), format_values(None)
     ('[3, −0.5]', '')
     """
     if s is None or not len(s.values) == s.size <= MAX_WRITTEN:

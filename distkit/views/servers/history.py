@@ -24,7 +24,7 @@ from distkit.events import Op, Span, State, Summary, key_name
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import clean
 from distkit.views.scene.marks import intervals
-from distkit.views.scene.values import written
+from distkit.views.scene.values import format_values
 
 #: A key on a server.
 ServerKey = tuple[int, str]
@@ -198,13 +198,13 @@ def _find_versions(history: ServerHistory) -> None:
     versions = history.versions
     for u in history.updates:
         if u.end is not None:
-            versions[u.server_key].append((u.end, u.version, u.late, written(u.value)))
+            versions[u.server_key].append((u.end, u.version, u.late, format_values(u.value)))
     arrivals = [(r.arrived, r) for r in history.requests if r.arrived is not None and not r.refused]
     for time, r in sorted(arrivals, key=itemgetter(0)):
         op, known = r.span.op, versions[r.server_key]
         implied = op in (Op.PUSH, Op.PULL) or (op is Op.INIT and r.span.dtype)
         if implied and all(at > time and number > 0 for at, number, *_ in known[:1]):
-            known.insert(0, (time, 0, {}, written(r.value) if op is Op.INIT else ""))
+            known.insert(0, (time, 0, {}, format_values(r.value) if op is Op.INIT else ""))
     pulled: dict[tuple[int, ServerKey], list[tuple[float, int]]] = defaultdict(list)
     for r in history.requests:
         known, of_node = versions[r.server_key], pulled[r.node, r.server_key]

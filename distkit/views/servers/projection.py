@@ -12,7 +12,7 @@ from distkit.events import Op
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import frame
 from distkit.views.scene.frame import clean, omissions
-from distkit.views.scene.values import written
+from distkit.views.scene.values import format_values
 from distkit.views.servers.history import (
     MAX_WORKERS,
     Ending,
@@ -185,7 +185,7 @@ def _details(
     r: Request, kind: str, history: ServerHistory, dead: set[int], names: dict[int, str]
 ) -> str:
     """Return the details of a request."""
-    size = [human_bytes(r.span.nbytes) if r.span.nbytes else "", written(r.value)]
+    size = [human_bytes(r.span.nbytes) if r.span.nbytes else "", format_values(r.value)]
     if r.arrived is None:
         return "not arrived" if r.reply_received is None else "not recorded by its server"
     if kind == "register":
@@ -207,7 +207,7 @@ def _reply_details(r: Request) -> str:
     """Return the details of a reply with weights."""
     waited = f"waited {human_seconds(r.answered - (r.arrived or r.answered))}"
     wait = waited if r.blocked else "answered immediately"
-    return _joined([wait, human_bytes(r.span.nbytes), written(r.value)])
+    return _joined([wait, human_bytes(r.span.nbytes), format_values(r.value)])
 
 
 def _joined(parts: list[str]) -> str:
@@ -224,7 +224,7 @@ def _updates_and_deaths(
         workers = " + ".join(names.get(w, f"rank {w}") + late[w] for w in late)
         gradients = f"{len(late)} gradients" if len(late) > 8 else workers
         caption = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
-        details = _joined([gradients and f"with {gradients}", written(u.value)])
+        details = _joined([gradients and f"with {gradients}", format_values(u.value)])
         yield Keyframe("update", server, server, u.begin, u.end, u, caption, details)
     for ending in node_ends:
         node, time, replaced, how = ending

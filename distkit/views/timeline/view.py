@@ -56,10 +56,10 @@ class Timeline(View):
         return to_svg(self._drawn())
 
     def __repr__(self) -> str:
-        return described(self._drawn())
+        return describe(self._drawn())
 
 
-def described(picture: Json) -> str:
+def describe(picture: Json) -> str:
     """Return the numbers, totals and notices of a timeline."""
     facts, totals = list(picture["facts"]), picture["host_totals"]
     if picture.get("bare"):
