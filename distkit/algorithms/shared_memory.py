@@ -74,7 +74,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         >>> dk.run_ranks(total, 3).results[0]        # doctest: +SKIP
         [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    segment = Segment.of(group)
+    segment = Segment.for_group(group)
     segment.reduce(x, op)
     if len(segment.leaders) > 1:
         if segment.rank == 0:
@@ -96,7 +96,7 @@ class Segment:
     _all: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Segment]] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, group: Group) -> Segment:
+    def for_group(cls, group: Group) -> Segment:
         """Return the segment of a group, created on first use."""
         group = group or dist.group.WORLD
         assert group is not None  # collective() has checked it

@@ -58,7 +58,7 @@ class Table(Sequence[Event]):
         match: ``{event index: match}`` of the events with a match.
         summary: ``{event index: summary}`` of the events with values.
 
-    >>> t = Table.of([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
+    >>> t = Table.from_events([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
     >>> t.time.tolist(), t[0].peer
     ([0.5], 1)
     """
@@ -77,7 +77,7 @@ class Table(Sequence[Event]):
         self.categories, self.match, self.summary = categories, match, summary
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> Table:
+    def from_events(cls, events: Sequence[Event]) -> Table:
         """Return a table of events."""
         codes: dict[tuple[Any, ...], int] = {}
         category = [codes.setdefault(key, len(codes)) for key in map(_shared_fields, events)]
@@ -94,7 +94,7 @@ class Table(Sequence[Event]):
     @classmethod
     def joined(cls, tables: Iterable[Table]) -> Table:
         """Return a table of the events of all tables, one table after the other."""
-        parts = [cls.of(()), *tables]
+        parts = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
         category = [t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in parts]
         starts = [*accumulate(map(len, parts[:-1]), initial=0)]

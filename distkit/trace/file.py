@@ -56,7 +56,7 @@ def load(path: Path, kind: type[Log]) -> Log:
     try:
         first, *columns = unpacked(path).splitlines() or [b""]
         head = _head(first, path)
-        trace = kind.of(_table(columns), head.meta)
+        trace = kind.from_table(_table(columns), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
     except (OSError, ValueError, RecursionError) as e:
@@ -78,7 +78,7 @@ def checked(trace: Log) -> Log:
         ValueError: the trace contains values that the format does not allow.
     """
     head, *columns = _encoded(trace)
-    return type(trace).of(_table(columns), msgspec.json.decode(head, type=_Head).meta)
+    return type(trace).from_table(_table(columns), msgspec.json.decode(head, type=_Head).meta)
 
 
 def is_trace_file(path: Path) -> bool:

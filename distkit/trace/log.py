@@ -52,7 +52,7 @@ class EventLog(Sequence[Event]):
         object.__setattr__(self, "info", info)
 
     @classmethod
-    def of(cls: type[Log], table: Table, info: RunInfo) -> Log:
+    def from_table(cls: type[Log], table: Table, info: RunInfo) -> Log:
         """Return a trace that creates its events on first access.
 
         Args:
@@ -109,7 +109,7 @@ class EventLog(Sequence[Event]):
         """The events in columns: one array per field."""
         from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
 
-        return Table.of(self.events)
+        return Table.from_events(self.events)
 
     @cached_property
     def by_rank(self) -> dict[int, list[Event]]:

@@ -49,7 +49,7 @@ class Operations:
 
     >>> from distkit.events import Event
     >>> recv = Event(1, 0, Op.RECV, State.STARTED, 0.5, peer=0)
-    >>> ops = Operations(Table.of([Event(0, 3, Op.SEND, State.STARTED, 0, 1), recv]))
+    >>> ops = Operations(Table.from_events([Event(0, 3, Op.SEND, State.STARTED, 0, 1), recv]))
     >>> ops.seq.tolist(), ops.match.tolist(), ops.match_id(0)
     ([3, 0], [0, 0], 'world:0>1:None#0')
     """

@@ -147,7 +147,7 @@ def test_unknown_fields_of_a_saved_trace_are_ignored(saved: Path) -> None:
 @given(st.lists(events, max_size=20))
 def test_table_round_trips_events(recorded: list[Event]) -> None:
     trace = Trace(recorded)
-    loaded = Trace.of(trace.table, trace.info)
+    loaded = Trace.from_table(trace.table, trace.info)
     assert repr(tuple(loaded)) == repr(trace.events)
     assert len(loaded) == len(trace) and repr(loaded.spans) == repr(trace.spans)
     if all(e.summary is None for e in recorded):  # NaN is not equal to itself

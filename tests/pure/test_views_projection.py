@@ -111,7 +111,7 @@ def arrivals(draw, events):
     while any(lanes.values()):
         rank = draw(st.sampled_from(sorted(r for r in lanes if lanes[r])))
         arrived.append(lanes[rank].pop(0))
-    return Table.of(arrived)
+    return Table.from_events(arrived)
 
 
 @FEW
@@ -119,7 +119,9 @@ def arrivals(draw, events):
 def test_event_order_does_not_change_the_picture(data):
     trace = data.draw(runs())
     assert keyed(
-        Columns(EventLog.of(data.draw(arrivals(trace.events)), trace.info), live=True).picture()
+        Columns(
+            EventLog.from_table(data.draw(arrivals(trace.events)), trace.info), live=True
+        ).picture()
     ) == keyed(Columns(trace).picture())
 
 

@@ -131,7 +131,7 @@ class LiveTrace:
             replaced=replaced,
             sources=sources([*table.lines(), *(end.where for end in ends.values())]),
         )
-        return Trace.of(table, info)
+        return Trace.from_table(table, info)
 
     # -- subscribers ------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class LiveTrace:
         from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
 
         self.event_count += len(events)
-        self._append(Table.of(events))
+        self._append(Table.from_events(events))
 
 
 # -- output ----------------------------------------------------------------------------------------

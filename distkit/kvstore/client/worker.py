@@ -106,7 +106,7 @@ class KVStore:
                 another worker, or is repeated.
         """
         grouped = group_by_key("init", key, value)
-        layouts = {k: Layout.of(tensors[0]) for k, tensors in grouped.items()}
+        layouts = {k: Layout.from_tensor(tensors[0]) for k, tensors in grouped.items()}
         is_initializer = self.rank == self._initializer
         self._step([*layouts], layouts.values() if is_initializer else ())
         self._requests.call(
@@ -410,7 +410,7 @@ class KVStore:
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """Register a call with these keys and tensors as one step."""
         if gates:
-            self._requests.step = Step.of(keys, sum(layout.nbytes for layout in layouts))
+            self._requests.step = Step.for_call(keys, sum(layout.nbytes for layout in layouts))
 
 
 # -- the store of this process --------------------------------------------------------

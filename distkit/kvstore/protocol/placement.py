@@ -89,7 +89,7 @@ class Layout:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
+    def from_tensor(cls, tensor: Tensor) -> Layout:
         """Return the layout of a tensor."""
         return cls(tuple(tensor.shape), dtype_name(tensor))
 

@@ -61,7 +61,7 @@ class Step(NamedTuple):
     nbytes: int = 0
 
     @classmethod
-    def of(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
+    def for_call(cls, keys: Sequence[Key], nbytes: int = 0) -> Step:
         """Return a step for a call with these keys."""
         names = keys if len(keys) <= _MAX_NAMED else (*keys[: _MAX_NAMED - 1], "…", keys[-1])
         return cls({"keys": tuple(names)} if len(names) > 1 else (), nbytes)

@@ -293,7 +293,11 @@ def _without_notes(trace: EventLog) -> EventLog:
     """Return the trace without the notes of ``watch_gradients``."""
     table = trace.table
     notes = table.each(is_note(category) for category in table.categories).astype(bool)
-    return EventLog.of(table.take(np.flatnonzero(~notes)), trace.info) if notes.any() else trace
+    return (
+        EventLog.from_table(table.take(np.flatnonzero(~notes)), trace.info)
+        if notes.any()
+        else trace
+    )
 
 
 def length(starts: Floats, ends: Floats) -> float:
