@@ -437,12 +437,12 @@ def create(
             ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
             worker's devices are added on a device.
         bigarray_bound: minimum size of an array that is split over all servers [elements].
-        staleness: for dist_async: the number of gradients by which a worker may be ahead of the
-            slowest; beyond it, its pulls wait (bounded staleness). None: no limit.
-        backup: for dist_sync: the number of workers that a round does not wait for; gradients
+        staleness: for dist_async, the number of gradients by which a worker may be ahead of the
+            slowest before its pulls wait (bounded staleness); None for no limit.
+        backup: for dist_sync, the number of workers that a round does not wait for. Gradients
             that arrive too late are dropped (``kv.dropped`` counts them).
-        replication: 2 for a backup of each server's values on another server: one server may
-            crash, and no acknowledged push is lost. 1 for no backup.
+        replication: number of servers that hold each value, 1 or 2. With 2, no acknowledged push
+            is lost if one server crashes.
         on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
             it get an error that names it; with ``backup`` only if too many have exited.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
