@@ -63,9 +63,9 @@ class Cluster:
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
             set this and other arguments for calls that specify no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
-        interface: for ranks on other machines: an address of this machine that they can reach, such
-            as ``"10.0.0.1"`` or ``"10.0.0.1:45000"``, or a machine that this one reaches through
-            the right interface, or a listening socket. Detected by default.
+        interface: an address of this machine that the other machines can reach, such as
+            ``"10.0.0.1"`` or ``"10.0.0.1:45000"``; or a machine that this one reaches through the
+            right interface; or a listening socket. Detected by default.
         timeout: time limit for other machines to connect [s]; the time that a job spends in the
             queue does not count.
         options: configuration of the launcher on other machines, such as ``ssh_args=[…]`` or
