@@ -165,11 +165,11 @@ class WaitForGraph:
         if e.op in STORES:
             self.keys.feed(e)
         elif e.op is Op.RECV and e.peer is None:
-            _add(self._any_source[_inbox(e)], e)
+            _add(self._any_source[_any_source_channel(e)], e)
         elif e.op in COLLECTIVES or (e.op in P2P and e.peer is not None):
             if e.op is Op.RECV and self._any_source:  # its sender is now known
-                inbox = self._any_source[_inbox(e)]
-                inbox[:] = [receive for receive in inbox if receive.seq != e.seq]
+                receives = self._any_source[_any_source_channel(e)]
+                receives[:] = [receive for receive in receives if receive.seq != e.seq]
             channel, side = channel_of(e.rank, e)
             _add(self._calls[channel][side], e)
 
@@ -241,7 +241,9 @@ class WaitForGraph:
         if e.op in COLLECTIVES:
             return tuple(self._not_participating(e))
         if e.op is Op.RECV and e.peer is None:
-            has_arrived = self._surplus_messages(e) > _nth(self._any_source[_inbox(e)], e.seq)
+            has_arrived = self._surplus_messages(e) > _nth(
+                self._any_source[_any_source_channel(e)], e.seq
+            )
             return () if has_arrived else tuple(r for r in self._members(e.group) if r != e.rank)
         if e.peer is None:  # the destination does not exist
             return ()
@@ -268,14 +270,14 @@ class WaitForGraph:
         channel, side = channel_of(e.rank, e)
         calls = self._calls[channel]
         has_call = len(calls[1 - side]) > _nth(calls[side], e.seq)
-        return has_call or (e.op is Op.SEND and bool(self._any_source.get(_inbox(e))))
+        return has_call or (e.op is Op.SEND and bool(self._any_source.get(_any_source_channel(e))))
 
     def _surplus_messages(self, e: Event | Span) -> int:
         """Return the number of messages left for receives from any source at this point."""
         channels = (
             calls
             for channel, calls in self._calls.items()
-            if channel._replace(src=None) == _inbox(e)
+            if channel._replace(src=None) == _any_source_channel(e)
         )
         return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in channels)
 
@@ -356,7 +358,7 @@ class WaitForGraph:
         return f"has pushed {keys([e.attributes.get('key')])} {done} of {awaited.count} times"
 
 
-def _inbox(e: Event | Span) -> Channel:
+def _any_source_channel(e: Event | Span) -> Channel:
     """Return the channel of messages from any source to one rank with one tag."""
     return Channel(e.group, None, e.peer if e.op is Op.SEND else e.rank, e.tag)
 
