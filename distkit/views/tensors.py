@@ -41,7 +41,7 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
     Args:
         trace: the run.
         live: whether the run is in progress.
-        max_values: maximum number of values; a notice reports further operations.
+        max_values: maximum number of values; a notice states how many operations are shown.
     """
     groups = operations(trace)
     recorded = [group for group in groups if _summaries(group)]

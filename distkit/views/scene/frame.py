@@ -13,7 +13,7 @@ from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
 from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
-#: Maximum numbers of lanes drawn (a notice reports the others), and of notices about unrecorded
+#: Maximum numbers of lanes drawn (a notice states how many), and of notices about unrecorded
 #: calls.
 MAX_LANES, MAX_UNRECORDED = 256, 3
 

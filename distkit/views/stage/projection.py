@@ -29,7 +29,7 @@ from distkit.views.stage.contributions import (
 )
 from distkit.views.stage.layout import Pair, Point, arrange
 
-#: Maximum numbers of calls in the drawn keyframes, of drawn ranks (a note reports the rest), and
+#: Maximum numbers of calls in the drawn keyframes, of drawn ranks (a note states how many), and
 #: of panels.
 MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
@@ -114,7 +114,7 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
     Args:
         trace: the run.
         live: whether the run is in progress.
-        max_calls: maximum number of calls in the drawn keyframes; a note reports the rest.
+        max_calls: maximum number of calls in the drawn keyframes; a note states how many are drawn.
 
     >>> project(EventLog()).rounds
     []

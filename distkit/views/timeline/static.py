@@ -26,7 +26,7 @@ from distkit.views.scene.theme import (
 )
 from distkit.views.scene.values import fitting
 
-#: Maximum numbers of operations and ranks drawn; a notice reports the rest.
+#: Maximum numbers of operations and ranks drawn; a notice states how many.
 MAX_BARS, MAX_LANES = 200, 48
 #: Width of the picture, right edge of the lanes, height of a host name above them, length of an
 #: arrow's head, minimum width of a bar with a label [px].
@@ -86,7 +86,7 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
 
     Args:
         picture: a projection's snapshot.
-        limit: maximum number of operations; a notice reports the rest.
+        limit: maximum number of operations; a notice states how many are drawn.
     """
     renderer = _Renderer(_part(picture, limit))
     return "".join(renderer.render()), renderer.height
