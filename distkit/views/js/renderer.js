@@ -360,8 +360,8 @@ export class Renderer {
 // A short description of a bar, such as "send to rank 1" or "all_reduce max".
 export function call(bar, store) {
   const peer = bar.peer === undefined ? "any rank" : store.name(bar.peer);
-  if (bar.kind === "send") return `send to ${peer}`;
-  if (bar.kind === "recv") return `recv from ${peer}`;
+  if (bar.kind === "send") return bar.label || `send to ${peer}`;
+  if (bar.kind === "recv") return bar.label || `recv from ${peer}`;
   if (bar.kind === "store") return `${bar.op}(${bar.label ?? ""})`;
   return bar.kind === "mark" ? bar.label ?? "computation" : `${bar.op} ${bar.label ?? ""}`.trim();
 }

@@ -340,7 +340,7 @@ class _Renderer:
             call = f"{op}({label})"
         elif bar["kind"] in ("send", "recv") and bar.get("peer") in self.lanes:
             peer = self.lanes[bar["peer"]].data["name"]
-            call = f"{op} {'to' if op == 'send' else 'from'} {peer}"
+            call = label or f"{op} {'to' if op == 'send' else 'from'} {peer}"
         if style in ("open", "paused"):
             ended = "died in" if "died" in self.lanes[bar["rank"]].data else self.picture["open"]
             verb = "paused before" if style == "paused" else ended
