@@ -341,14 +341,16 @@ def two_gpus(device_seconds: float = 9 * MS) -> Trace:
     for rank in range(2):
         device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
         for at in (0.0, 20.0):
-            done = at + 5.5 + device_seconds / MS
+            done = at + 5 + device_seconds / MS
             lines += [
-                mark(rank, at, at + 5, "backward"),
-                all_reduce(rank, at + 5, at + 5.5, 16 * MIB, attributes=device),
-                mark(rank, at + 5.5, at + 8.5, "load"),
-                mark(2 + rank, at + 5.5, done, "sum"),
-                mark(rank, at + 8.5, done, "x[0].item()"),
-                mark(rank, done, at + 19, "update"),
+                mark(rank, at, at + 2, "backward"),
+                all_reduce(rank, at + 2, at + 2.5, 16 * MIB, attributes=device),
+                mark(rank, at + 2.5, at + 5.5, "load"),
+                mark(rank, at + 5.5, done, "x[0].item()"),
+                mark(rank, done, at + 16, "update"),
+                mark(2 + rank, at + 0.5, at + 5, "backward"),
+                mark(2 + rank, at + 5, done, "sum"),
+                mark(2 + rank, done + 0.5, at + 19, "update"),
             ]
     lanes = [
         *(RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)),
