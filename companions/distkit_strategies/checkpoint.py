@@ -26,11 +26,12 @@ def save(
     optimizer: Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Save a model, its optimizer and other values. Call it on all ranks; each writes its shards.
+    """Save a model, its optimizer and other values. Call it on all ranks.
 
+    If parameters are sharded, each rank writes its shards; otherwise the chief writes everything.
     Copies of a variable that differ are saved as their aggregate. The optimizer state of parameter
     servers is not saved. Ranks that train independently, as under the default strategy, save
-    separate checkpoints: rank r > 0 writes to the folder ``rank-r`` next to ``folder``.
+    separate checkpoints: rank 1 saves ``run/rank-1/last`` in place of ``run/last``.
 
     Args:
         strategy: the strategy of the model.
@@ -65,7 +66,8 @@ def load(
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the files; ranks that train independently load separate ones.
+        folder: the folder of the files. Ranks that train independently load their own checkpoints
+            if these exist.
         model: the model, loaded in place.
         optimizer: the optimizer, loaded in place.
         extra: defaults for additional values, by name.
@@ -128,14 +130,14 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
 
     Args:
         strategy: the strategy of the model.
-        path: the file.
+        path: the path of the file to write.
         model: the model; its parameters may be sharded.
 
     Raises:
         StrategyError: safetensors is not installed, or the chief could not write; raised on all
             ranks.
     """
-    tensors, path = _safetensors(), rank_path(strategy, path)
+    safetensors, path = _safetensors(), rank_path(strategy, path)
     state = state_dict(strategy, model)
     gathered = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()}
     with _raise_on_all(strategy, f"{path} was not written"):
@@ -143,35 +145,35 @@ def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None
             path.parent.mkdir(exist_ok=True)
             # clone tied weights too, so that no tensors share memory
             copies = {name: value.detach().clone() for name, value in gathered.items()}
-            tensors.save_file(copies, str(path), metadata={"format": "pt"})
+            safetensors.save_file(copies, str(path), metadata={"format": "pt"})
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Read a ``.safetensors`` file into a model; must be called on all ranks.
+    """Load a model's weights and buffers from a ``.safetensors`` file. Call it on all ranks.
 
     Args:
-        path: the file.
+        path: the path of the file to read. Ranks that train independently read their own files if
+            these exist.
         model: the model, loaded in place.
 
     Raises:
         StrategyError: safetensors is not installed.
         RuntimeError: names or shapes differ, as with ``load_state_dict``.
     """
-    tensors, owner = _safetensors(), owner_of(next(chain(model.parameters(), model.buffers())))
-    own_path = Path(path) if owner is None else rank_path(owner[0], path)
-    saved = tensors.load_file(str(own_path if own_path.exists() else path))
+    strategy, _ = owner_of(next(chain(model.parameters(), model.buffers()))) or (None, "")
+    own_path = Path(path) if strategy is None else rank_path(strategy, path)
+    saved = _safetensors().load_file(str(own_path if own_path.exists() else path))
     full = _state_dict_module().StateDictOptions(full_state_dict=True)
     _state_dict_module().set_model_state_dict(model, as_global_state(model, saved), options=full)
-    if owner is not None:
-        owner[0]._after_load(None)
+    if strategy is not None:
+        strategy._after_load(None)
 
 
 def rank_path(strategy: Strategy, path: str | Path) -> Path:
-    """Return the path for this process: independent ranks must not write the same files.
+    """Return this process's path.
 
-    Args:
-        strategy: the strategy of the model.
-        path: the path of rank 0; rank r inserts ``rank-r/`` before the name.
+    If ranks train independently, rank r > 0 inserts ``rank-r/`` before the name, so that ranks do
+    not overwrite each other's files. Otherwise all ranks use ``path``.
 
     >>> rank_path(Strategy(), "run/epoch-3").as_posix()
     'run/epoch-3'
