@@ -1,6 +1,6 @@
-"""Networks of ranks, which determine how long concurrent transfers take.
+"""Network models, which determine how long concurrent transfers between ranks take.
 
-Transfers of a round share a host's network card fairly. No side effects.
+Transfers in the same round share the bandwidth of a host's NIC equally. No side effects.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class Link:
 
     Args:
         alpha: the latency [s].
-        beta: the time per byte [s], the inverse of the bandwidth.
-        gamma: the time per byte to add received values [s].
-        switches: other protocols of the transport, as ``(nbytes, alpha, beta)``, for messages
-            larger than ``nbytes``.
+        beta: the time per byte [s/byte], the inverse of the bandwidth.
+        gamma: the time per byte to add received values [s/byte].
+        switches: the sizes at which the transport switches to another protocol, such as rendezvous,
+            as ``(nbytes, alpha, beta)`` for messages larger than ``nbytes``.
 
     Raises:
-        ValueError: a number is negative or not finite, or a beta is a bandwidth.
+        ValueError: a number is negative or not finite, or a beta is so large (more than 1 s/byte)
+            that it is probably a bandwidth.
 
     Source:
         Hockney, "The communication challenge for MPP", 1994.
@@ -40,9 +41,9 @@ class Link:
     Example:
         >>> Link(alpha=1e-6, beta=1e-9).seconds(3000)
         4e-06
-        >>> eager = Link(1e-6, 1e-9, switches=((4096, 5e-6, 1e-10),))
-        >>> eager.seconds(4096) > eager.seconds(8192)
-        False
+        >>> link = Link(1e-6, 1e-9, switches=((4096, 5e-6, 1e-10),))
+        >>> [link.seconds(n) for n in (4096, 8192)]
+        [5.096e-06, 5.8192e-06]
     """
 
     alpha: float
@@ -51,15 +52,19 @@ class Link:
     switches: tuple[tuple[float, float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma}
+        numbers = {
+            "alpha [s]": self.alpha,
+            "beta [s/byte]": self.beta,
+            "gamma [s/byte]": self.gamma,
+        }
         for i, (_, alpha, beta) in enumerate(self.switches):
-            numbers |= {f"alpha of switch {i}": alpha, f"beta of switch {i}": beta}
+            numbers |= {f"switches[{i}] alpha [s]": alpha, f"switches[{i}] beta [s/byte]": beta}
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"a link's {name} must be seconds ≥ 0; got {value}")
-            if name.startswith("beta") and value > MAX_BETA:
+                raise ValueError(f"Link: {name} must be finite and at least 0; got {value}")
+            if "beta" in name and value > MAX_BETA:
                 raise ValueError(
-                    f"a link's {name} is seconds per byte; got {value:g}. Use 1/{value:g}, or "
+                    f"Link: {name} is probably a bandwidth; got {value:g}. Use 1/{value:g}, or "
                     "dk.simulation.Link.of(latency, bandwidth)"
                 )
         starts = [s[0] for s in self.switches]
@@ -129,7 +134,7 @@ def plain(numbers: ArrayLike) -> Any:
 
 
 class Network:
-    """Ranks connected by equal links through a perfect switch.
+    """Ranks connected by equal links through a non-blocking switch.
 
     A rank sends one message and receives one at a time. :meth:`hosts` creates another network;
     :func:`distkit_simulation.calibrate` measures one.
@@ -159,7 +164,7 @@ class Network:
             hosts: the number of hosts.
             devices: the number of ranks on each host; ranks are numbered host by host.
             inside: the link between devices of a host.
-            between: the link of a host's network card, in each direction.
+            between: the link of a host's NIC, in each direction.
         """
         return Hosts(hosts, devices, inside, between)
 
@@ -184,7 +189,7 @@ class Network:
 
 
 class Hosts(Network):
-    """Hosts of several ranks, which share a network card; see :meth:`Network.hosts`."""
+    """Hosts whose ranks share a NIC; see :meth:`Network.hosts`."""
 
     def __init__(self, hosts: int, devices: int, inside: Link, between: Link) -> None:
         if hosts < 1 or devices < 1:
@@ -210,7 +215,7 @@ class Hosts(Network):
 def shared(resource: Ints, nbytes: Floats) -> Floats:
     """Return the bytes that a resource has carried at the end of each of several transfers.
 
-    If transfers of sizes m_j start together and share a resource fairly, the i-th ends after
+    If transfers of sizes m_j start together and share a resource equally, the i-th ends after
     Σ_j min(m_i, m_j) bytes.
 
     >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))

@@ -156,12 +156,15 @@ def test_exposed_time_equals_the_simulated_buckets(
         (lambda: cost.all_reduce("circle", 4, 8, Link(1, 1)), "no cost formula for 'circle'"),
         (lambda: cost.parameter_server(4, 0, 8, Link(1, 1)), "0 servers"),
         (lambda: cost.exposed(1, 1, 0), "0 buckets"),
-        (lambda: Link(-1e-6, 1e-9), "alpha must be .*; got -1e-06"),
-        (lambda: Link(0, math.inf), "beta must be .*; got inf"),
-        (lambda: Link(5e-6, 12.5e9), "beta is seconds per byte; got 1.25e.10. Use 1/1.25e"),
+        (lambda: Link(-1e-6, 1e-9), r"alpha \[s\] must be .*; got -1e-06"),
+        (lambda: Link(0, math.inf), r"beta \[s/byte\] must be .*; got inf"),
+        (
+            lambda: Link(5e-6, 12.5e9),
+            r"beta \[s/byte\] is probably a bandwidth; got 1.25e.10. Use 1/1.25e",
+        ),
         (
             lambda: Link(0, 0, switches=((2.0, 0, 1e9),)),
-            "beta of switch 0 is seconds per byte; got 1e.09",
+            r"switches\[0\] beta \[s/byte\] is probably a bandwidth; got 1e.09",
         ),
         (
             lambda: torus(8, 8, Link(1, 1), devices_per_host=3),
@@ -170,7 +173,7 @@ def test_exposed_time_equals_the_simulated_buckets(
         (lambda: Link.of(1e-6, -1e9), "bandwidth must be positive; got -1000000000.0"),
         (lambda: Link.of(1e-6, 0), "bandwidth must be positive; got 0"),
         (lambda: Link(0, 0, switches=((2.0, 0, 0), (1.0, 0, 0))), "ascending order"),
-        (lambda: Link(0, 0, switches=((2.0, 0, -1),)), "beta of switch 0"),
+        (lambda: Link(0, 0, switches=((2.0, 0, -1),)), r"switches\[0\] beta .*; got -1"),
         (lambda: fit({4: [1.0]}), "two sizes"),
     ],
 )
