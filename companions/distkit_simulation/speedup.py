@@ -116,18 +116,19 @@ def _block(action: Callable[[], Any], steps: int) -> float:
 
 
 def speedups(measured: Any) -> list[Row]:
-    """Return the predicted and measured speedup of each setting over one rank.
+    """Return the predicted and measured speedup of each configuration over one rank.
 
-    With the time T of a step, predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)) and measured =
-    R·T(1)/T(R): samples per second relative to one rank with the same batch per rank.
+    A speedup is the throughput in samples per second, relative to one rank with the same batch per
+    rank. For R ranks and a step time T, predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)) and measured =
+    R·T(1)/T(R).
 
     Args:
-        measured: the data frame of a sweep over :func:`measure_step`, or rows with ``ranks``,
-            ``batch``, ``compute``, ``sync`` and ``step``.
+        measured: the DataFrame that a sweep over :func:`measure_step` returns, or a list of dicts
+            with the keys ``ranks``, ``batch``, ``compute``, ``sync`` and ``step``.
 
     Returns:
-        The rows with ``predicted``, ``measured`` and ``break_even``, the number of ranks above
-        which training is faster than on one rank.
+        The measurements with ``predicted``, ``measured`` and ``break_even``, the number of ranks
+        above which training is faster than on one rank.
 
     Raises:
         ValueError: a batch size has no row with ``ranks=1``.
@@ -138,14 +139,14 @@ def speedups(measured: Any) -> list[Row]:
     (2.0, 1.6)
     """
     rows = _rows(measured)
-    single = {row["batch"]: row for row in rows if row["ranks"] == 1}
-    missing = {row["batch"] for row in rows} - {*single}
+    baseline = {row["batch"]: row for row in rows if row["ranks"] == 1}
+    missing = {row["batch"] for row in rows} - {*baseline}
     if missing:
         raise ValueError(
             f"batch={min(missing)} has no row with ranks=1, but the speedup is relative to one "
             "rank. Include one rank in the sweep: ranks=[1, …]."
         )
-    return [_add_speedups(row, single[row["batch"]]) for row in rows]
+    return [_add_speedups(row, baseline[row["batch"]]) for row in rows]
 
 
 def predict(
@@ -157,16 +158,16 @@ def predict(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Row:
-    """Predict the speedup of a setting from measured ones, possibly on a slower network.
+    """Predict the speedup of a configuration from measured ones, optionally on a slower network.
 
-    Tcomp and Tsync are interpolated linearly between measured batches and numbers of ranks; the
+    Tcomp and Tsync are interpolated linearly between measured batch sizes and numbers of ranks. The
     slower network adds latency + nbytes/bandwidth to Tsync.
 
     Args:
         measured: measurements on the actual network, as for :func:`speedups`.
         ranks: R, the number of ranks.
         batch: the samples per rank and step.
-        nbytes: the size of a step's all-reduce, in one message [bytes].
+        nbytes: the bytes all-reduced per step, counted as one message.
         latency: the latency of the slower network [s].
         bandwidth: the bandwidth of the slower network [bytes/s].
 
@@ -175,7 +176,7 @@ def predict(
         :func:`speedups`.
 
     Raises:
-        ValueError: no row has one rank, or the setting is outside the measured range.
+        ValueError: no row has one rank, or the configuration is outside the measured range.
 
     >>> rows = [dict(ranks=r, batch=b, compute=b / 8, sync=float(r > 1), step=1.0)
     ...         for r in (1, 2) for b in (8, 24)]
@@ -201,7 +202,7 @@ def predict(
 
 
 def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
-    """Interpolate the parts of a step between measured settings."""
+    """Interpolate the parts of a step between measured configurations."""
     counts = sorted({row["ranks"] for row in rows})
 
     def at(n: int, part: str) -> float:
@@ -211,12 +212,12 @@ def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float
     return {p: float(np.interp(ranks, counts, [at(n, p) for n in counts])) for p in PARTS}
 
 
-def _add_speedups(row: Row, single: Row) -> Row:
-    compute, sync = single["compute"], row["compute"] + row["sync"] - single["compute"]
+def _add_speedups(row: Row, baseline: Row) -> Row:
+    compute, sync = baseline["compute"], row["compute"] + row["sync"] - baseline["compute"]
     return {
         **row,
         "predicted": cost.speedup(row["ranks"], compute, max(sync, 0.0)),
-        "measured": row["ranks"] * single["step"] / row["step"],
+        "measured": row["ranks"] * baseline["step"] / row["step"],
         "break_even": cost.break_even(compute, max(sync, 0.0)),
     }
 
@@ -262,9 +263,9 @@ def plot_prediction(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Figure:
-    """Plot the predicted speedup and measurements against the number of ranks.
+    """Plot the predicted and measured speedups against the number of ranks.
 
-    In the picture of an experiment, the line follows the sliders and each run adds a dot.
+    As the picture of an experiment, the line follows the sliders and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
@@ -272,7 +273,7 @@ def plot_prediction(
             and network are drawn as dots, others as rings.
         ranks: R, the number of ranks to mark.
         batch: the samples per rank and step.
-        nbytes: the size of a step's all-reduce, in one message [bytes].
+        nbytes: the bytes all-reduced per step, counted as one message.
         latency: the latency of the network [s].
         bandwidth: the bandwidth of the network [bytes/s].
 
@@ -294,10 +295,10 @@ def plot_prediction(
     axes.plot([ranks], [prediction["predicted"]], "D", color=color, clip_on=False)
     runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
     same = [all(run.get(k, v) == v for k, v in {"batch": batch, **network}.items()) for run in runs]
-    single = [_interpolate(_rows(measured), 1, run["batch"])["step"] for run in runs]
+    baseline = [_interpolate(_rows(measured), 1, run["batch"])["step"] for run in runs]
     dots = [
         (r["ranks"], r["ranks"] * seconds / r["step"])
-        for r, seconds in zip(runs, single, strict=True)
+        for r, seconds in zip(runs, baseline, strict=True)
     ]
     for label, same_setting, edge, face in (
         ("measured with other settings", False, GRAY, "none"),
