@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Bytes of a number in half precision, and of a gradient and Adam's state in mixed precision.
-HALF, GRADIENT, OPTIMIZER = 2, 4, 12
+HALF_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
-UPDATE = 30
+UPDATE_BYTES = 30
 #: Bytes moved in a layer's forward pass. Per token and hidden unit: by norms, residuals and dropout
-#: (repeated on each tensor-parallel rank), and by queries, keys and values. Then: per token and
+#: (replicated on each tensor-parallel rank), and by queries, keys and values. Then: per token and
 #: unit of the inner width, and per attention score. The last one is per logit.
-REPEATED, PROJECTED, INNER, SCORE, LOGIT = 22, 6, 2, 9, 16
+REPLICATED_BYTES, PROJECTED_BYTES, INNER_BYTES, SCORE_BYTES, LOGIT_BYTES = 22, 6, 2, 9, 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Machine:
         bandwidth: the peak memory bandwidth of a device [bytes/s].
         memory: the memory of a device [bytes].
         inside: the link between devices of a host; :func:`.calibrate` measures one.
-        between: the link between hosts, using all network cards of a host.
+        between: the link between hosts, using all NICs of a host.
         devices: the number of devices on a host.
         matmul: the fraction of ``flops`` that large matrix products reach.
         stream: the fraction of ``bandwidth`` that memory-bound operations reach.
@@ -71,10 +71,10 @@ class Machine:
     stream: float = 0.778
     launch: float = 0.7e-3
 
-    def product_seconds(self, m: float, n: float, k: float) -> float:
+    def matmul_seconds(self, m: float, n: float, k: float) -> float:
         """Return the time for a matrix product of m × k by k × n [s]."""
         return 2 * m * n * k / (self.flops * self.matmul) + self.memory_seconds(
-            HALF * (m * n + m * k + n * k)
+            HALF_BYTES * (m * n + m * k + n * k)
         )
 
     def memory_seconds(self, nbytes: float) -> float:
@@ -85,7 +85,7 @@ class Machine:
         """Return the link of a ring of ranks ``stride`` apart, while neighboring rings communicate.
 
         A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
-        share its network cards.
+        share its NICs.
         """
         if ranks * stride <= self.devices:
             return self.inside
@@ -95,10 +95,10 @@ class Machine:
         )
 
 
-#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand cards of 200 Gbit/s. ``distkit bench
+#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand NICs of 200 Gbit/s. ``distkit bench
 #: published`` fits the fractions to 21 of vTrain's runs; the inner link is that of NCCL's ring.
 A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
-#: NVIDIA's H100 with 80 GB, 8 in a host with 8 cards of 400 Gbit/s; fractions as on the A100.
+#: NVIDIA's H100 with 80 GB, 8 in a host with 8 NICs of 400 Gbit/s; fractions as on the A100.
 H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
 
 
@@ -119,7 +119,8 @@ class Job:
         schedule: the name of a schedule in :data:`dk.algorithms.PIPELINES`.
         chunks: the number of stages on each pipeline rank.
         recompute: "none", "selective" or "full".
-        sequence_parallel: whether tensor-parallel ranks also divide the tokens in other layers.
+        sequence_parallel: whether tensor-parallel ranks also divide the tokens outside of
+            tensor-parallel layers.
         flash: whether attention is fused, so that it writes no scores.
         zero: the ZeRO stage.
 
@@ -183,17 +184,17 @@ class Job:
     # -- memory ---------------------------------------------------------------------------------
 
     def stage_memory(self, stage: int) -> dict[str, float]:
-        """Return the bytes on each rank of a pipeline stage, by kind."""
+        """Return the bytes on each rank of a pipeline stage, by category."""
         model, layout = self.model, self.layout
         embeddings = model.embeddings if layout.pp == 1 else int(stage in (0, layout.pp - 1))
-        sizes = {
-            "gradient": GRADIENT,
-            "optimizer": OPTIMIZER,
+        state_options = {
+            "gradient": GRADIENT_BYTES,
+            "optimizer": OPTIMIZER_BYTES,
             "ranks": layout.dp,
             "stage": self.zero,
         }
-        layers = States.of(model.layers * model.layer / layout.pp / layout.tp, **sizes)
-        embedding = States.of(embeddings * model.embedding / layout.tp, **sizes)
+        layers = States.of(model.layers * model.layer / layout.pp / layout.tp, **state_options)
+        embedding = States.of(embeddings * model.embedding / layout.tp, **state_options)
         activations = model.stage_activations(
             self.sequence,
             self.micro_batch,
@@ -210,12 +211,12 @@ class Job:
 
     @property
     def memory(self) -> list[dict[str, float]]:
-        """The bytes on each rank by kind, for each pipeline stage."""
+        """The bytes of parameters, gradients, optimizer, …, on a rank of each pipeline stage."""
         return [self.stage_memory(stage) for stage in range(self.layout.pp)]
 
     @property
     def fits(self) -> bool:
-        """Whether the job fits into the memory of rank 0, which needs the most."""
+        """Whether the first pipeline stage, which needs the most memory, fits into a device."""
         return sum(self.stage_memory(0).values()) <= self.machine.memory
 
     # -- time -----------------------------------------------------------------------------------
@@ -225,24 +226,26 @@ class Job:
         """Seconds per micro-batch in one layer: forward, backward, and their all-reduces."""
         model, machine, t = self.model, self.machine, self.layout.tp
         tokens, h = self.sequence * self.micro_batch, model.hidden
-        keys, gates = h * model.kv_heads // model.heads, model.matrices - 1
+        kv_width, input_matrices = h * model.kv_heads // model.heads, model.matrices - 1
         linear = (
-            machine.product_seconds(tokens, (h + 2 * keys) / t, h)
-            + machine.product_seconds(tokens, h, h / t)
-            + machine.product_seconds(tokens, gates * model.inner / t, h)
-            + machine.product_seconds(tokens, h, model.inner / t)
+            machine.matmul_seconds(tokens, (h + 2 * kv_width) / t, h)
+            + machine.matmul_seconds(tokens, h, h / t)
+            + machine.matmul_seconds(tokens, input_matrices * model.inner / t, h)
+            + machine.matmul_seconds(tokens, h, model.inner / t)
         )
         s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
-        # fused attention never writes scores to memory
-        scores = -2 * HALF if self.flash else SCORE
-        products = machine.product_seconds(s, s, width) + machine.product_seconds(s, width, s)
+        # matmul_seconds counts a write and a read of the scores; fused attention needs neither
+        scores = -2 * HALF_BYTES if self.flash else SCORE_BYTES
+        products = machine.matmul_seconds(s, s, width) + machine.matmul_seconds(s, width, s)
         attention = heads * (products + machine.memory_seconds(scores * s * s))
-        repeated = REPEATED / (t if self.sequence_parallel else 1)
-        inner = INNER * (gates + 1) * model.inner / h
-        pointwise = machine.memory_seconds(tokens * h * (repeated + (PROJECTED + inner) / t))
+        replicated = REPLICATED_BYTES / (t if self.sequence_parallel else 1)
+        inner = INNER_BYTES * (input_matrices + 1) * model.inner / h
+        pointwise = machine.memory_seconds(
+            tokens * h * (replicated + (PROJECTED_BYTES + inner) / t)
+        )
         work = linear + attention + pointwise
         recomputed = {"full": work, "selective": 0.0 if self.flash else attention, "none": 0.0}
-        reduced = cost.ring(t, HALF * tokens * h, machine.link(t, self.layout.stride("tp")))
+        reduced = cost.ring(t, HALF_BYTES * tokens * h, machine.link(t, self.layout.stride("tp")))
         forward = max(work + 2 * reduced, machine.launch)
         repeats = 4 if self.recompute == "full" else 2
         backward = 2 * work + recomputed[self.recompute] + repeats * reduced
@@ -257,15 +260,15 @@ class Job:
     def _logits(self) -> float:
         """Seconds per micro-batch for logits and loss, on the last stage."""
         tokens, share = self.sequence * self.micro_batch, self.model.vocabulary / self.layout.tp
-        product = self.machine.product_seconds(tokens, share, self.model.hidden)
-        return 3 * product + self.machine.memory_seconds(LOGIT * tokens * share)
+        product = self.machine.matmul_seconds(tokens, share, self.model.hidden)
+        return 3 * product + self.machine.memory_seconds(LOGIT_BYTES * tokens * share)
 
     @cached_property
     def _message(self) -> float:
         """Seconds per message between two stages; all devices of a host send concurrently."""
         if self.layout.pp == 1:
             return 0.0
-        nbytes = HALF * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
+        nbytes = HALF_BYTES * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
         stride = min(self.layout.stride("pp"), self.machine.devices)
         return float(self.machine.link(2, stride).seconds(nbytes))
 
@@ -273,7 +276,12 @@ class Job:
     def _gradients(self) -> float:
         """Seconds for the gradients' all-reduce; ZeRO gathers parameters in half precision."""
         layout, parameters = self.layout, self.model.largest_stage(self.layout.pp) / self.layout.tp
-        sizes = [GRADIENT, (GRADIENT + HALF) / 2, (GRADIENT + HALF) / 2, GRADIENT / 2 + HALF]
+        sizes = [
+            GRADIENT_BYTES,
+            (GRADIENT_BYTES + HALF_BYTES) / 2,
+            (GRADIENT_BYTES + HALF_BYTES) / 2,
+            GRADIENT_BYTES / 2 + HALF_BYTES,
+        ]
         link = self.machine.link(layout.dp, layout.stride("dp"))
         return float(cost.ring(layout.dp, parameters * sizes[self.zero], link))
 
@@ -285,7 +293,7 @@ class Job:
         tensor = m * layers * self._layer[2]
         share = layout.dp if self.zero else 1
         update = self.machine.memory_seconds(
-            UPDATE * self.model.largest_stage(p) / layout.tp / share
+            UPDATE_BYTES * self.model.largest_stage(p) / layout.tp / share
         )
         bubble = PIPELINES[self.schedule].bubble_ratio(p, m, self.chunks)
         messages = 2 * self.chunks * self._message
@@ -330,14 +338,14 @@ class Job:
             PIPELINES[self.schedule].orders(p, self.microbatches, self.chunks),
             layers * self._layer[0],
             layers * self._layer[1],
-            HALF * self.sequence * self.micro_batch * self.model.hidden // self.layout.tp,
+            HALF_BYTES * self.sequence * self.micro_batch * self.model.hidden // self.layout.tp,
             Network(Link(self._message, 0)),
             chunks=self.chunks,
             overlap=False,
             stragglers=Stragglers(slow={p - 1: 1 + self._logits / self._stage}),
         )
         ends = np.array(clock) + parts["data"]
-        nbytes = GRADIENT * int(self.model.largest_stage(p) / self.layout.tp)
+        nbytes = GRADIENT_BYTES * int(self.model.largest_stage(p) / self.layout.tp)
         groups = {f"stage {stage}": [stage] for stage in range(p)}  # with the other pipelines
         for (stage, group), end in zip(enumerate(groups), map(float, ends), strict=True):
             writer.add_operation(
