@@ -259,9 +259,9 @@ def parameter_server(
         link: the link between workers and servers.
         compute: the compute time of a step [s], or its distribution.
         steps: the number of steps of each worker.
-        staleness: the number of steps by which a worker may be ahead of the slowest: 0 is
-            synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and numbers in
-            between are bounded.
+        staleness: the number of steps by which a worker may be ahead of the slowest. 0 is
+            synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and values in
+            between bound the staleness.
         stragglers: slow workers.
         seed: the seed of all random draws.
         record: whether to record a trace.

@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class States:
-    """The state that a rank keeps between steps [bytes]."""
+    """The model states of a rank: parameters, gradients and optimizer state [bytes]."""
 
     parameters: float
     gradients: float
@@ -86,7 +86,7 @@ class Transformer:
         hidden: h, the width.
         heads: the number of query heads.
         kv_heads: the number of key and value heads.
-        inner: the width of the gated feed-forward layer.
+        inner: the inner width of the feed-forward layer.
         vocabulary: the number of tokens.
         matrices: the number of matrices in the feed-forward layer; 2 if it is not gated.
         embeddings: the number of embeddings; 1 if input and output share one.
