@@ -18,7 +18,7 @@ from pathlib import Path
 
 #: Prints the pid of a host's first process on the machine, while /proc is still the machine's.
 _BEGIN = "read pid _ < /proc/self/stat; echo $pid\n"
-#: Adopts the host's orphans until the end.
+#: Adopts the host's orphans until its input is closed.
 _STAY = "echo ready\nexec env --ignore-signal=CHLD cat\n"
 
 

@@ -39,12 +39,12 @@ class Laboratory:
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including
     Python and the home. The hosts are killed when the process that created them exits or is killed.
 
-    Root is not needed where user namespaces are allowed. :meth:`options` returns the options of
+    Root is not needed where user namespaces are allowed. :meth:`options` returns the arguments of
     a cluster with ranks on the hosts.
 
     Args:
-        hosts: their names.
-        head: name of an additional host for launchers; None for none.
+        hosts: the names of the hosts.
+        head: the name of an additional host for launchers; None for no head.
         skew: offset of a host's monotonic clock from the machine's [s]. The
             time of day cannot differ: Linux has no namespace for it.
         shared: folders in ``/tmp`` that the hosts also share. The current folder, the home
@@ -88,7 +88,7 @@ class Laboratory:
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
         self._init, pids = starting.start(full_plan)
         self._pids = dict(zip(self.hosts, pids, strict=True))
-        self._faults: dict[str, Callable[[], None]] = {}  # the function that undoes each
+        self._faults: dict[str, Callable[[], None]] = {}  # fault -> the function that undoes it
 
     def run(
         self, host: str, argv: Sequence[str | Path], **options: Any
@@ -103,8 +103,8 @@ class Laboratory:
     def popen(self, host: str, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host, with the options of :class:`subprocess.Popen`.
 
-        The returned process represents the command, which is killed with it. Only signals that kill
-        the process have an effect.
+        The returned process is a wrapper: killing it kills the command. Signals that do not kill
+        the wrapper do not reach the command.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -112,7 +112,7 @@ class Laboratory:
         return subprocess.Popen(**self._process_options(host, argv, **options))
 
     def enter(self, host: str, cwd: str | Path | None = None) -> list[str]:
-        """Return the prefix of a command that runs it on a host.
+        """Return the prefix that makes a command run on a host.
 
         Args:
             host: the host.
@@ -136,7 +136,7 @@ class Laboratory:
         return self._addresses[host]
 
     def close(self) -> None:
-        """End the hosts and all their processes, and remove their files."""
+        """Stop all hosts, kill their processes and remove their files."""
         self._init.terminate()
         self._init.wait()
         self._open.close()
@@ -150,9 +150,10 @@ class Laboratory:
         starting.start_ssh(self)
 
     def options(self) -> dict[str, Any]:
-        """Return the options of ``dk.Cluster`` in this process for ranks on the hosts.
+        """Return the arguments that make ``dk.Cluster`` in this process start ranks on the hosts.
 
-        The cluster connects to the hosts by SSH from the head, where it also listens.
+        The cluster connects to the hosts over SSH from the first one, the head if there is one. It
+        also listens there.
 
         ::
 
@@ -168,27 +169,27 @@ class Laboratory:
     # -- faults --------------------------------------------------------------------------------
 
     def cut(self, *hosts: str) -> None:
-        """Cut hosts off from all others: packets to and from them are lost silently.
+        """Isolate hosts from all others: packets to and from them are dropped silently.
 
         Raises:
-            LaboratoryError: the host does not exist.
+            LaboratoryError: a host does not exist.
         """
         for host in hosts:
             self.drop(host, None)
             self.drop(None, host)
 
-    def drop(self, source: str | None, to: str | None) -> None:
+    def drop(self, source: str | None, destination: str | None) -> None:
         """Drop the packets that one host sends to another, in this direction only.
 
         Args:
             source: the sending host; None for all.
-            to: the receiving host; None for all.
+            destination: the receiving host; None for all.
 
         Raises:
-            LaboratoryError: the host does not exist.
+            LaboratoryError: a host does not exist.
         """
         rule = ["iif", self._port(source)] if source else []
-        rule += ["to", self.address(to)] if to else []
+        rule += ["to", self.address(destination)] if destination else []
 
         def change(verb: str) -> None:
             self._admin(None, "ip", "rule", verb, "pref", "100", *rule, "blackhole")
