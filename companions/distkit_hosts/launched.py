@@ -16,9 +16,9 @@ class Launched:
     """A process that a launcher has started.
 
     Args:
-        launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" if only RANK and
-            WORLD_SIZE are set, and "none" if neither is.
-        rank, world_size: its rank, and the number of ranks.
+        launcher: "torchrun", "Open MPI", "MPICH" or "Slurm"; "environment" if RANK is set, but not
+            by torchrun; "none" if no rank is set.
+        rank, world_size: the rank of the process, and the number of ranks.
     """
 
     launcher: str
