@@ -159,7 +159,7 @@ _SILENT = (
     "ip -4 route get {host}.",
 )
 
-_PYTHON = "Install the environment of this machine there, or select its Python with --python."
+_PYTHON = "Install this machine's environment there, or select another Python with --python."
 
 #: Kind, message and remedy for each phrase in ssh's error; the first match wins.
 _SSH = {

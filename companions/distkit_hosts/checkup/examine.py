@@ -57,7 +57,8 @@ def doctor(
         ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
             with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
-        python: the Python on the hosts; by default this process's path, or else python3.
+        python: the path of Python on the hosts; by default this process's path if it exists there,
+            otherwise python3 or python.
 
     Raises:
         DistkitError: a host is named twice, or ssh is not installed here.
@@ -69,7 +70,7 @@ def doctor(
     """
     labels = {host.rpartition("@")[2]: host for host in hosts}
     if len(labels) < len(hosts) or HERE in labels:
-        raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and none {HERE!r}.")
+        raise DistkitError(f"hosts {', '.join(hosts)}: name each once, and do not name {HERE!r}.")
     if hosts and shutil.which(ssh_cmd[0]) is None:
         raise DistkitError(
             f"{ssh_cmd[0]} is not installed here, so no host can be reached. Install it (Debian: "
@@ -275,7 +276,7 @@ class Host:
         return reply["reply"]
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # it has exited, which the next request reports
+        with suppress(OSError):  # the probe has exited, which the next request reports
             self._to.write(text)
             self._to.flush()
 

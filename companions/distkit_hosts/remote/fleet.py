@@ -31,7 +31,7 @@ from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: Timeout for a report why a machine was lost [s].
+#: Timeout for the report of why a machine was lost [s].
 LOSS_DETAILS_TIMEOUT = 1.0
 
 #: Grace period for a process's last messages, which may arrive after its exit status [s].
@@ -400,7 +400,7 @@ class Fleet:
         )
 
     def close(self) -> None:
-        """End all agents and their launchers."""
+        """Stop all agents and their launchers."""
         for host in self._hosts:
             host.server.closed = True
             host.server.remove(host.folder)

@@ -43,7 +43,7 @@ _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 #: Grace period after SIGTERM, before a process is killed [s].
 _GRACE = 3.0
 
-#: Ends a job and removes its output when its input ends, even if the kernel is killed.
+#: Cancels a job and removes its output when its input is closed, even if the kernel is killed.
 _CLEAN_UP = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
 
 #: The states in squeue of jobs that have ended.

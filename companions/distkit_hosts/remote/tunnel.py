@@ -1,11 +1,11 @@
 """Multiplex messages and byte streams over one connection between two machines.
 
-A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with CurveZMQ: the
-kernel's listens, an agent's connects to it. Each peer has a :class:`Tunnel`, which carries
-picklable messages in order, and byte streams between a socket here and a socket there. Flow control
-allows :data:`WINDOW` unacknowledged chunks per stream. A connection without data for
-:data:`HEARTBEAT_TIMEOUT` counts as broken, with its tunnel and all its streams. ZeroMQ's threads
-send the heartbeats, so a busy kernel is not considered dead.
+A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with CurveZMQ. The
+kernel's socket listens, and each agent's socket connects to it. Each peer has a :class:`Tunnel`,
+which carries picklable messages in order, and byte streams between a socket here and a socket
+there. Flow control allows :data:`WINDOW` unacknowledged chunks per stream. A connection without
+data for :data:`HEARTBEAT_TIMEOUT` counts as broken, with its tunnel and all its streams. ZeroMQ's
+threads send the heartbeats, so a busy kernel is not considered dead.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stream:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.task: asyncio.Task[None] | None = None
-        #: Received data; b"" when the other end has closed.
+        #: Received data; b"" once the other end is closed.
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
         #: The chunks that may be sent before an acknowledgment.
         self.window = asyncio.Semaphore(WINDOW)
@@ -272,7 +272,7 @@ class Multiplexer:
         self.loop.call_soon(self._receive)
 
     def close(self) -> None:
-        """Close all tunnels, and end the thread."""
+        """Close all tunnels and stop the thread."""
         self.call_soon(self.loop.stop)
         if self._thread.ident is None:  # not started
             self._close()

@@ -1,8 +1,9 @@
 """Record a rank that another launcher has started: torchrun, Slurm, MPI, or a shell.
 
-The script creates the process group, its store and its devices. The tap records the rank's calls
-in a file, which ``distkit replay FOLDER`` merges with those of the other ranks. A notebook of the
-same user and machine may connect to the rank's socket, to pause and resume the rank.
+The script creates the process group and its store, and selects devices. The tap records the rank's
+calls in a file, which ``distkit replay FOLDER`` merges with the files of the other ranks. A
+notebook of the same user on the same machine may connect to the rank's socket, to pause and resume
+the rank.
 
 A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
 :mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before

@@ -179,10 +179,10 @@ class Following(Run):
             raise
 
     def interrupt(self) -> None:
-        """End the program on the ranks of this machine, wherever they wait.
+        """Stop the program on the ranks of this machine, wherever they wait.
 
         Each rank raises an error with the reason, such as a deadlock. The launcher then decides:
-        torchrun ends the other ranks, or restarts all with ``--max-restarts``.
+        torchrun terminates the other ranks, or restarts all ranks if ``--max-restarts`` allows it.
 
         Raises:
             RunError: no rank is on this machine, or one does not respond.

@@ -130,7 +130,7 @@ class Clocks:
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
-        #: Why the clocks could not be aligned, if they could not.
+        #: The reason that the clocks could not be aligned, if any.
         self.limitations: dict[str, Limitation] = {}
         try:
             self._by_clock = align(assumed, _cross_host_messages(ranks) if len(assumed) > 1 else [])
@@ -138,7 +138,7 @@ class Clocks:
             self._by_clock = align(assumed, [])
             remedy = "Synchronize the hosts' clocks, and record again."
             self.limitations = {"clocks": Limitation(str(error), remedy)}
-        #: By host; empty if there is only one clock.
+        #: The offset of each host's clock; empty if there is only one clock.
         self.offsets = {
             hosts[c]: offset for c, offset in self._by_clock.items() if len(assumed) > 1
         }
@@ -151,7 +151,7 @@ class Clocks:
 def _cross_host_messages(ranks: Mapping[int, Record]) -> Iterator[CrossHostMessage]:
     """Return the messages between hosts, with the times that the ranks recorded.
 
-    Ranks that used a GPU do not count, because their calls return before they complete.
+    Ranks that used a GPU are omitted, because a call on a GPU returns before it completes.
     """
     usable = {rank: r for rank, r in ranks.items() if not _losses(r)[3]}
     clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}

@@ -2,9 +2,9 @@
 
 The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
 msgpack with length and checksum, so that a fact truncated by a crash is detected. Reading a file
-executes nothing. Events reach the file some tenths of a second after they occur. Until then they
-are in a black box next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's report of the
-signal that killed the rank. A rank that exits normally removes both.
+executes nothing. Events reach the file a few tenths of a second after they occur. Until then they
+are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's
+report of the signal that killed the rank. A rank that exits normally removes both files.
 """
 
 from __future__ import annotations
