@@ -8,9 +8,10 @@
                                       ◄───result─────    gradients to the servers
     coordinator.join()
 
-A function is sent with everything it captures except the strategy's variables: each worker has a
-copy, which it pulls before each function. When a worker dies, it is replaced and its function runs
-again. The servers identify a function's pushes by its number and count them once.
+A function is sent with everything it captures except the strategy's variables: each worker has
+copies of these, which it pulls before each function. When a worker dies, it is replaced and its
+function runs again. The servers identify each push by the number of its function, and apply it
+once.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class FunctionQueue:
     ::
 
         worker w, incarnation i:  ready ──────► the function of its earlier process is pending again
-                                  finished f ─► f is finished everywhere; later runs do not count
+                                  finished f ─► f is finished everywhere; later results are ignored
 
     >>> queue = FunctionQueue()
     >>> queue.schedule("f"), queue.schedule("g")
@@ -119,9 +120,9 @@ class FunctionQueue:
 
     def cancel(self) -> list[Any]:
         """Remove and return the functions that no worker runs yet."""
-        cancelled = [self.unfinished.pop(number) for number in self.pending]
+        canceled = [self.unfinished.pop(number) for number in self.pending]
         self.pending.clear()
-        return cancelled
+        return canceled
 
 
 class RemoteValue:
@@ -135,7 +136,7 @@ class RemoteValue:
         """Wait for the result and return it.
 
         Raises:
-            StrategyError: the function was cancelled.
+            StrategyError: the function was canceled.
             Exception: the function raised.
         """
         while self._outcome is None:
@@ -182,13 +183,13 @@ class PerWorkerDataset:
 class ClusterCoordinator:
     """Schedules functions on the workers of a :class:`ParameterServerStrategy`.
 
-    Every worker creates it at the same point, after all variables. On worker 0 the call returns; on
-    the others it does not: they run scheduled functions until worker 0's function returns, and
-    return no result. Worker 0's function returns after all scheduled functions have finished.
+    Every worker creates it at the same point, after all variables. On worker 0 the call returns. On
+    the other workers it does not: they run scheduled functions until worker 0's function returns,
+    and return no result. Worker 0's function returns after all scheduled functions have finished.
 
-    If a worker dies, its function runs again in the replacement process, and its gradients count
-    once. If worker 0 dies, its function starts again. Scheduled functions then get the same
-    numbers, so the servers do not count gradients twice.
+    If a worker dies, its function runs again in the replacement process, and its gradients are
+    applied once. If worker 0 dies, its function starts again. Scheduled functions then get the same
+    numbers, so the servers do not apply gradients twice.
 
     Buffers are not shared: a function that changes a floating-point buffer, such as batch
     normalization's, raises an error.
@@ -270,7 +271,7 @@ class ClusterCoordinator:
             kwargs: the keyword arguments, of the same types.
 
         Raises:
-            Exception: an earlier function raised; pending functions are cancelled.
+            Exception: an earlier function raised; pending functions are canceled.
         """
         while len(self._queue.pending) >= MAX_PENDING:
             self._receive(None)
@@ -286,7 +287,7 @@ class ClusterCoordinator:
         """Wait until all scheduled functions have finished, then pull the variables.
 
         Raises:
-            Exception: a function raised; pending functions are cancelled.
+            Exception: a function raised; pending functions are canceled.
         """
         self._finish()
         self.strategy.pull()
@@ -345,7 +346,7 @@ class ClusterCoordinator:
         if error is not None and self._error is None:
             self._error, reason = error, f"{value._name} raised {type(error).__name__}: {error}"
             for other in self._queue.cancel():
-                other._outcome = None, StrategyError(f"{other._name} was cancelled: {reason}")
+                other._outcome = None, StrategyError(f"{other._name} was canceled: {reason}")
 
     def _assign(self) -> None:
         for worker, number in self._queue.assign():
