@@ -41,7 +41,8 @@ class Model:
         module: the network.
         optimizer: the optimizer of its parameters; None for a model that is not trained.
         loss: a function of outputs and targets that returns the unweighted mean over rows. For
-            tokens in rows of different lengths, or for class weights, divide the sum by the rows.
+            tokens in rows of different lengths, or for class weights, divide the sum by the number
+            of rows.
         metrics: functions that return a value per row, by name; their means are results.
 
     Raises:
@@ -101,7 +102,7 @@ class Model:
         seed: int = 0,
         verbose: bool = True,
     ) -> dict[str, list[float]]:
-        """Train until epoch ``epochs``.
+        """Train up to epoch ``epochs``.
 
         Args:
             data: inputs and targets; see :meth:`.Strategy.distribute_dataset`.
@@ -239,7 +240,7 @@ class Model:
 class Callback:
     """Base class of callbacks, which every replica calls; override the methods you need.
 
-    ``self.model`` is the :class:`.Model` in training. Put work that must happen once, such as
+    ``self.model`` is the :class:`.Model` being trained. Put work that must happen once, such as
     writing a file, under ``if self.model.is_chief``.
     """
 
@@ -266,7 +267,7 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: the name of the result, for example "loss" or "val_accuracy".
-        patience: the allowed number of epochs without improvement.
+        patience: the allowed number of consecutive epochs without improvement.
         mode: the direction of improvement, "min" or "max".
 
     Raises:

@@ -34,10 +34,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
 
     At the end of the scope, the servers get worker 0's values. Each ``optimizer.step()`` in ``run``
     pushes gradients and pulls values: the servers keep the optimizer's state and apply the update.
-    Checkpoints contain only the values. With "async", as in TensorFlow, each worker is one replica:
-    it steps with separate batches of ``global_batch`` rows, and does not wait for others. A dead
-    worker is replaced; its replacement runs the function from the start, with the current values.
-    With "sync" the replicas are synchronized: the result equals that of one process.
+    Checkpoints contain only the values.
+
+    With "async", as in TensorFlow, each worker is one replica: it steps with separate batches of
+    ``global_batch`` rows, and does not wait for others. A dead worker is replaced, and its
+    replacement runs the function from the start, with the current values. With "sync" the replicas
+    are synchronized: the result equals that of one process.
 
     Args:
         variable_partitioner: a function that returns the number of shards of a variable; None for
@@ -350,7 +352,7 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
-    Like TensorFlow's, it rounds the number of shards up, so shards may be about half that size.
+    Like TensorFlow's, it rounds the number of shards up, so a shard may have half of that size.
 
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.
