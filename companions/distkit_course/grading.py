@@ -170,7 +170,7 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
 
 
 def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
-    """Start a judge, yield its messages, and end all processes that it started."""
+    """Start a judge, yield its messages, and terminate all processes that it started."""
     adopt_orphans()
     parent_end, judge_end = socket.socketpair()
     parent_end.settimeout(TIMEOUT)

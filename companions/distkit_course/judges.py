@@ -123,7 +123,7 @@ def _confined(program: Callable[..., object], *arguments: object) -> bytes:
 
 
 def _describe(error: RunError, answer: Answer) -> str:
-    """Describe an error, with only the learner's lines of its traceback; a judge's own has none."""
+    """Describe an error, with only the learner's lines of its traceback, if any."""
     if isinstance(error, DeadlockError):
         prefix = "" if isinstance(error, MismatchError) else "deadlock in "
         return f"{prefix}{name_of(answer)}: " + "\n".join(map(str, error.findings))

@@ -52,7 +52,7 @@ _TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 
 @dataclass(frozen=True)
 class Comparison:
-    """A guess compared with the answer, which is true if they are equal.
+    """The comparison of a guess with the answer. It is true if the guess is right.
 
     ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
     """
@@ -445,7 +445,7 @@ def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tupl
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
     """Return the status of a guess, and describe its ratio to the answer.
 
-    A guess that looks like the answer, which has three digits, is right.
+    A guess is right if it equals the answer as displayed, with three digits.
 
     >>> _ratio(6, 3), _ratio(5, 6), _ratio(16, 15.997)
     (('fail', 'twice the answer'), ('fail', '1 too low'), ('pass', 'exactly right'))

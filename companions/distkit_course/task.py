@@ -48,8 +48,8 @@ class Criterion:
     Args:
         name: one word, such as "values" or "messages".
         text: the observation.
-        status: pass, fail, wasteful (correct, but with more than is needed) or blocked (cannot be
-            judged on this machine now; does not affect the points).
+        status: pass, fail, wasteful (correct, but more expensive than necessary) or blocked (cannot
+            be judged on this machine now; does not affect the points).
         trace: the trace of the run.
     """
 
@@ -66,7 +66,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an answer, which is true if the answer passes.
+    """The verdict on an answer. It is true if the answer passes.
 
     ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted". The answer gets
     ``points`` of ``max``, one for each criterion that it meets.
