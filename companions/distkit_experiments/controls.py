@@ -102,7 +102,7 @@ def check_reserved(name: str, value: Any) -> None:
     if name == RANKS and not (is_number(value) and isinstance(value, int) and value >= 1):
         raise ValueError(f"ranks={format_plain(value)} must be an integer of at least 1.")
     if name == STRAGGLER and not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"straggler={format_plain(value)} must be seconds, at least 0.")
+        raise ValueError(f"straggler={format_plain(value)} must be at least 0 seconds.")
 
 
 def as_list(name: str, value: Any) -> list[Any]:

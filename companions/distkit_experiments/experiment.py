@@ -59,7 +59,7 @@ MAX_LINES = 200
 
 
 class BackgroundCluster(Cluster):
-    """A cluster without a card or a cell; ``%%ranks`` does not use it."""
+    """A cluster without a status card or a cell; ``%%ranks`` does not use it."""
 
     def __init__(self, plan: Plan) -> None:
         self._open(plan, show_card=False)
@@ -153,8 +153,8 @@ class Experiment:
     A control is a range ``(8, 128)``, choices ``["ring", "gloo"]``, True or False, or an ipywidgets
     widget; its initial value is the function's default. Some names are special:
 
-    - ``ranks=(2, 8)``: number of ranks. If it equals the cluster's, runs use that cluster;
-      otherwise each run starts its own.
+    - ``ranks=(2, 8)``: number of ranks. Runs with the cluster's number of ranks use that cluster;
+      each other run starts its own.
     - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s], shown in
       milliseconds if the range ends at one second or less.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.inject_faults`,

@@ -138,7 +138,7 @@ def headline(name: str, records: Sequence[Record]) -> str:
 
 
 def frame(records: Sequence[Record]) -> pandas.DataFrame:
-    """Return a data frame with a row for each run."""
+    """Return a DataFrame with a row for each run."""
     import pandas as pd
 
     return pd.DataFrame([r.row for r in records])

@@ -113,7 +113,7 @@ INVALID_CONTROLS = [
     (train, {"ranks": (0, 4)}, ValueError, "ranks=0 must be"),
     (train, {"ranks": [2, 2.5]}, ValueError, "ranks=2.5 must be"),
     (train, {"ranks": (4, 2)}, ValueError, "a range needs a lower and an upper bound"),
-    (train, {"straggler": (-1, 1)}, ValueError, "straggler=-1 must be seconds"),
+    (train, {"straggler": (-1, 1)}, ValueError, "straggler=-1 must be at least 0 s"),
     (train, {"batch": (64, 128)}, ValueError, "starts at the function's default, but batch=32"),
     (train, {"algorithm": ["gloo"]}, ValueError, "ring is not one of its choices: gloo"),
     (train, {"algorithm": []}, ValueError, "the list of choices is empty"),
