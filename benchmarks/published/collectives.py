@@ -78,9 +78,9 @@ def _infiniband() -> list[Row]:
 
 
 def _roce() -> list[Row]:
-    """Predict that a ring saturates the network cards, and a tree reaches NCCL's share of it."""
-    cards = 4 * 400 / 8
-    predicted = {"ring": cards, "tree": tables.NCCL_TREE * cards}
+    """Predict that a ring saturates the NICs, and a tree reaches NCCL's share of a ring."""
+    bandwidth = 4 * 400 / 8
+    predicted = {"ring": bandwidth, "tree": tables.NCCL_TREE * bandwidth}
     return [
         Row("40 H100, RoCE", name, "GB/s", busbw, predicted[name])
         for name, busbw in tables.ROCE.items()

@@ -2,7 +2,7 @@
 
 Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn at random within each model
 size: the reachable shares of peak FLOP/s, of memory bandwidth, and of the host's network bandwidth.
-All other rows are scored, including Megatron's, whose hosts have twice as many cards.
+All other rows are scored, including Megatron's, whose hosts have twice as many NICs.
 
 vtrain.csv is data/ground_truth_multi.csv of VIA-Research/vTrain: copyright (c) 2024, VIA Research
 Group at KAIST, MIT license.
@@ -25,8 +25,8 @@ from distkit_simulation.network import Link
 from distkit_simulation.parallel.layout import MEGATRON, Layout
 from distkit_simulation.parallel.memory import GIB, Transformer
 
-#: Bandwidth of a host's network cards in vTrain's and Megatron's clusters [bytes/s].
-CARDS = {"vTrain": 100e9, "Megatron": 200e9}
+#: Bandwidth of a host's NICs in vTrain's and Megatron's clusters [bytes/s].
+NIC_BANDWIDTH = {"vTrain": 100e9, "Megatron": 200e9}
 #: Larger errors have less weight in the fit, because some runs were disturbed.
 USUAL = 0.08
 
@@ -98,10 +98,10 @@ def _megatron(name: str, gpus: Machine, options: dict[str, Any]) -> Job:
     )
 
 
-def machine(shares: Sequence[float], cards: str = "vTrain") -> Machine:
+def machine(shares: Sequence[float], cluster: str = "vTrain") -> Machine:
     """Return an A100 that reaches these shares of FLOP/s, memory and network bandwidth."""
     matmul, stream, between = shares
-    link = Link.of(A100.between.alpha, between * CARDS[cards])
+    link = Link.of(A100.between.alpha, between * NIC_BANDWIDTH[cluster])
     return replace(A100, matmul=matmul, stream=stream, between=link)
 
 

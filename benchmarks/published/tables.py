@@ -58,7 +58,7 @@ NCCL_PCIE, NCCL_NET, NCCL_PLATEAU = 5.7, 9.6, 1.9
 #: NCCL's ratio of a tree's bandwidth to a ring's.
 NCCL_TREE = 0.9
 
-#: 40 H100 with four 400 Gb/s RoCE cards per node: bus bandwidth [GB/s].
+#: 40 H100 with four 400 Gb/s RoCE NICs per node: bus bandwidth [GB/s].
 ROCE = {"ring": 190.0, "tree": 150.0}
 
 # -- training with all-reduce -------------------------------------------------------------
@@ -72,7 +72,7 @@ HOROVOD = {
 }
 HOROVOD_FUSION = 64e6
 
-#: DLPerf 2020, 4 nodes of 8 V100, one 100 Gb/s card each: batch, samples/s on 1, 8, 16, 32 GPUs.
+#: DLPerf 2020, 4 nodes of 8 V100, one 100 Gb/s NIC each: batch, samples/s on 1, 8, 16, 32 GPUs.
 DLPERF = {
     "ResNet-50 b128 OneFlow": (128, 384.85, 2969.45, 5906.55, 11711.18),
     "ResNet-50 b128 PyTorch": (128, 354.40, 2719.07, 5307.21, 10632.33),

@@ -70,7 +70,7 @@ def bus(per_node: int) -> Term:
 
 
 def _dlperf() -> list[Row]:
-    """Assume that NVLink inside a node is free; fit the card between nodes on 32 GPUs."""
+    """Assume that NVLink inside a node is free; fit the network between nodes on 32 GPUs."""
     gpus = (1, 8, 16, 32)
     return [
         row
@@ -80,7 +80,7 @@ def _dlperf() -> list[Row]:
 
 
 def _mxnet() -> list[Row]:
-    """Fit the bus inside a node on one node, and the card between nodes on sixteen."""
+    """Fit the bus inside a node on one node, and the network between nodes on sixteen."""
     gpus = [2**i for i in range(9)]
     return [
         row
@@ -99,7 +99,7 @@ def _dgx1() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Fit the card between nodes on all eight nodes."""
+    """Fit the network between nodes on all eight nodes."""
     return [
         row
         for name, (batch, *x) in tables.P2.items()
