@@ -123,7 +123,7 @@ class Driver:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the program, kill it after 20 s, and kill remaining processes that it started."""
+        """Close the program's input, kill it after 20 s, and kill all processes that it started."""
         _pipe(self.process.stdin).close()
         try:
             self.process.wait(20)
