@@ -59,7 +59,7 @@ class CollectiveTrial:
                 calls = ", ".join(f"dist.{op}" for op in called)
                 raise WrongAnswer(f"it calls {calls}. Use send and recv, or isend and irecv")
             if wrong := self._wrong(n, run.results):
-                attempted = n == 1 or self._attempted(n, run.results, run.trace)
+                attempted = n == 1 or self._is_attempted(n, run.results, run.trace)
                 raise WrongAnswer(wrong, run.trace) if attempted else NotAttempted
         yield Criterion("values", f"correct on {min(WORLDS)} to {max(WORLDS)} ranks")
         yield from self._costs(run_answer(trial, answer, N, self.call, answer, (LENGTH,)).trace)
@@ -78,12 +78,12 @@ class CollectiveTrial:
                     )
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "
-                    f"rank {rank} ends with\n{_abbreviated(got)}\n"
-                    f"expected {_abbreviated(expected.tolist())}"
+                    f"rank {rank} ends with\n{_abbreviate(got)}\n"
+                    f"expected {_abbreviate(expected.tolist())}"
                 )
         return ""
 
-    def _attempted(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
+    def _is_attempted(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
         """Return whether the answer changes a value or sends a message."""
         before = [
             [self.call(lambda *_: None, rank, n, length).tolist() for length in LENGTHS]
@@ -122,5 +122,5 @@ def _numbers(returned: object) -> list[float] | None:
 # -- messages --------------------------------------------------------------------------
 
 
-def _abbreviated(numbers: list[float]) -> str:
+def _abbreviate(numbers: list[float]) -> str:
     return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', …' if len(numbers) > 8 else ''}]"

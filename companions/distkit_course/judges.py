@@ -86,7 +86,7 @@ def run_answer(
         NotAttempted: the answer is a stub.
         WrongAnswer: the run failed.
     """
-    named = partial(_confined, program, *arguments)
+    named = partial(_run_confined, program, *arguments)
     named.__name__ = name_of(answer)  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -117,7 +117,7 @@ def _run(program: Callable[..., object], n: int, retry: bool = True) -> Run:
         return _run(program, n, False)  # an earlier answer may have killed the fork server
 
 
-def _confined(program: Callable[..., object], *arguments: object) -> bytes:
+def _run_confined(program: Callable[..., object], *arguments: object) -> bytes:
     confine()
     return values.pack(program(*arguments))
 
@@ -291,7 +291,7 @@ class Program:
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
         """Compare the values of each world, then the messages of the first."""
-        traces = [self._compared(answer, n) for n in self.worlds]
+        traces = [self._run_and_compare(answer, n) for n in self.worlds]
         yield Criterion("values", f"correct on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
         criteria = [
@@ -308,8 +308,8 @@ class Program:
         if all(c.status == PASS for c in criteria):
             yield from self.then(answer, traces[0])
 
-    def _compared(self, answer: Answer, n: int) -> Trace:
-        run = run_answer(_called, answer, n, self.call, answer)
+    def _run_and_compare(self, answer: Answer, n: int) -> Trace:
+        run = run_answer(_call_on_rank, answer, n, self.call, answer)
         all_expected = [self.expected(rank, n) for rank in range(n)]
         untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
         if same(run.results, untouched) and not run.trace.spans:
@@ -331,7 +331,7 @@ class Program:
         return run.trace
 
 
-def _called(call: Callable[[Answer, int, int], Any], answer: Answer) -> Any:
+def _call_on_rank(call: Callable[[Answer, int, int], Any], answer: Answer) -> Any:
     return call(answer, dist.get_rank(), dist.get_world_size())
 
 
@@ -388,13 +388,15 @@ class FasterThan:
 
     def __call__(self, answer: Answer, trace: Trace) -> Iterator[Criterion]:
         """Run both programs alternately."""
-        run = run_answer(_timed, answer, self.n, self.call, answer, self.naive)
+        run = run_answer(_time_programs, answer, self.n, self.call, answer, self.naive)
         by_pair = zip(*run.results, strict=True)
         slowest = [tuple(map(max, zip(*ranks, strict=True))) for ranks in by_pair]
-        yield judged(slowest, self.ratio, os.getloadavg()[0] / machine.cpus() > BUSY, self.why)
+        yield time_criterion(
+            slowest, self.ratio, os.getloadavg()[0] / machine.cpus() > BUSY, self.why
+        )
 
 
-def judged(
+def time_criterion(
     pairs: Sequence[tuple[float, float]], ratio: float, busy: bool, why: str = ""
 ) -> Criterion:
     """Return the criterion of the answer's time.
@@ -405,9 +407,9 @@ def judged(
         busy: whether other processes use the machine.
         why: the usual cause of a slow answer.
 
-    >>> judged([(1.0, 2.0), (1.1, 2.1), (9.0, 2.0)], 1.5, busy=False).status
+    >>> time_criterion([(1.0, 2.0), (1.1, 2.1), (9.0, 2.0)], 1.5, busy=False).status
     'pass'
-    >>> judged([(1.0, 1.0)] * 3, 1.5, busy=True).status
+    >>> time_criterion([(1.0, 1.0)] * 3, 1.5, busy=True).status
     'blocked'
     """
     ratios = [naive / answer for answer, naive in pairs]
@@ -419,7 +421,7 @@ def judged(
     return Criterion("time", f"{text}. {why}", WASTEFUL)
 
 
-def _timed(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
+def _time_programs(call: Callable[[Answer, int, int], Any], *programs: Answer) -> list[list[float]]:
     """Return this rank's time for each program [s]; the programs alternate."""
     rank, n, seconds = dist.get_rank(), dist.get_world_size(), []
     for _ in range(WARM_UPS + PAIRS):

@@ -44,12 +44,12 @@ def main(fd: str, submission: str, *names: str) -> None:
     channel.send(("answers", selected := names or tuple(answers)))
     for name in selected:
         channel.send(("exercise", name))
-        rows = [*_rows(TASKS[name], _judged(TASKS[name], answers.get(name)), budget)]
+        rows = [*_rows(TASKS[name], _judge(TASKS[name], answers.get(name)), budget)]
         budget -= sum(len(trace) for _, trace in rows)
         channel.send(("judged", rows))
 
 
-def _judged(task: Task, answer: SubmittedFunction | str | None) -> Verdict:
+def _judge(task: Task, answer: SubmittedFunction | str | None) -> Verdict:
     if answer is None:
         return task.not_attempted
     if isinstance(answer, str):
@@ -70,13 +70,13 @@ def _rows(task: Task, verdict: Verdict, budget: int) -> Iterator[tuple[dict[str,
     for criterion in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:
         points = {BLOCKED: 0, FAIL: remaining, NOT_ATTEMPTED: remaining}.get(criterion.status, 1)
         remaining -= points or 1
-        trace = b"" if criterion.status == PASS else _saved(criterion.trace)
+        trace = b"" if criterion.status == PASS else _trace_bytes(criterion.trace)
         trace = trace if len(trace) <= budget else b""
         budget -= len(trace)
         yield row(f"{task.name}.{criterion.name}", criterion.status, points, criterion.text), trace
 
 
-def _saved(trace: Trace | None) -> bytes:
+def _trace_bytes(trace: Trace | None) -> bytes:
     if trace is None:
         return b""
     with tempfile.TemporaryDirectory() as folder:

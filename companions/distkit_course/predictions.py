@@ -168,7 +168,7 @@ class Prediction(StaticForm):
         if self.choices:
             self.guess = self._choice(guess, "The guess")
         else:
-            self.guess = _validated(guess, self.question)
+            self.guess = _validate(guess, self.question)
         self._refresh()
         self._on_commit()
 
@@ -186,9 +186,9 @@ class Prediction(StaticForm):
         if self.guess is None:
             verdict = UNKNOWN, "no guess; commit one before the next run"
         elif isinstance(actual, str):
-            verdict = _compared_text(self.guess, actual)
+            verdict = _compare_text(self.guess, actual)
         else:
-            verdict = _compared(_matching(self.guess, actual), actual)
+            verdict = _compare_numbers(_matching(self.guess, actual), actual)
         guess, answer = (
             None if self.guess is None else _format(self.guess),
             f"{_format(actual)} {unit}".rstrip(),
@@ -203,7 +203,7 @@ class Prediction(StaticForm):
         matches = [c for c in self.choices if _normalized(c) == _normalized(text)]
         if not matches:
             raise DistkitError(
-                f"{label} {text!r} is not one of the choices: {_joined(self.choices)}."
+                f"{label} {text!r} is not one of the choices: {_join(self.choices)}."
             )
         return matches[0]
 
@@ -246,7 +246,7 @@ class Prediction(StaticForm):
         super()._refresh()
 
     def __repr__(self) -> str:
-        choices = f" ({_joined(self.choices)})" if self.choices else ""
+        choices = f" ({_join(self.choices)})" if self.choices else ""
         if self.guess is None:
             guess = ".commit(…)" if self._answer is None else "none"
             return f"{self.question}{choices}\n  your guess: {guess}"
@@ -355,7 +355,7 @@ def _readings(guess: Value) -> list[list[float]]:
     ]
 
 
-def _validated(guess: Value, question: str) -> Value:
+def _validate(guess: Value, question: str) -> Value:
     """Return a valid guess for a question without choices.
 
     Raises:
@@ -408,26 +408,26 @@ def _normalized(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _joined(choices: Sequence[str]) -> str:
+def _join(choices: Sequence[str]) -> str:
     return " · ".join(choices)
 
 
 # -- comparison -----------------------------------------------------------------------------
 
 
-def _compared_text(guess: Value, actual: Value) -> tuple[str, str]:
+def _compare_text(guess: Value, actual: Value) -> tuple[str, str]:
     if _normalized(_format(guess)) == _normalized(_format(actual)):
         return PASS, "exactly right"
     return FAIL, "not what you expected"
 
 
-def _compared(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
+def _compare_numbers(guess: list[float], actual: float | Sequence[float | str]) -> tuple[str, str]:
     """Return the status of a guess with these numbers, and a description."""
     expected = [actual] if isinstance(actual, int | float) else list(actual)
     if len(guess) != len(expected):
         return FAIL, f"{count(len(expected), 'number')} in the answer, {len(guess)} in the guess"
     results = [
-        _compared_text(number, right) if isinstance(right, str) else _ratio(number, right)
+        _compare_text(number, right) if isinstance(right, str) else _ratio(number, right)
         for number, right in zip(guess, expected, strict=True)
     ]
     if isinstance(actual, int | float):

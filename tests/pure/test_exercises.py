@@ -23,7 +23,7 @@ from distkit_course.content.models import (
     order_1f1b,
 )
 from distkit_course.content.parameter_server import STEPS, trained
-from distkit_course.judges import judged
+from distkit_course.judges import time_criterion
 from distkit_course.task import Criterion, Verdict
 from distkit_simulation import cost, job, parallel
 from distkit_simulation.network import Link, Network
@@ -90,7 +90,7 @@ def test_bytes_per_gpu_equal_the_simulated_memory(dp: int, pp: int, tp: int) -> 
 )
 def test_criterion_is_blocked_on_a_busy_machine(ratio: float, busy: bool, status: str) -> None:
     noisy = [(1.0, ratio), (1.0, ratio), (9.0, ratio), (1.0, 9.0), (1.0, ratio)]
-    assert judged(noisy, 1.5, busy).status == status
+    assert time_criterion(noisy, 1.5, busy).status == status
 
 
 def test_blocked_criterion_does_not_change_the_score() -> None:
