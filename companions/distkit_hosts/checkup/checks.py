@@ -276,7 +276,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
             for source, to, why in ((a, b, forward), (b, a, backward)):
                 if why:
                     filtered[to, why].append(source)
-    found += [_filtered(to, sources, why) for (to, why), sources in filtered.items()]
+    found += [_blocked_connections(to, sources, why) for (to, why), sources in filtered.items()]
     yield from found
     if facts.connections and not found:
         yield passed("connections", "every machine can connect to every other")
@@ -310,7 +310,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
     )
 
 
-def _filtered(to: str, sources: list[str], why: str) -> Check:
+def _blocked_connections(to: str, sources: list[str], why: str) -> Check:
     """Return the check of a machine that blocks incoming connections."""
     remedy = (
         "Open the port range in /proc/sys/net/ipv4/ip_local_port_range to these machines: "

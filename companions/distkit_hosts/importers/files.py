@@ -69,8 +69,8 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
         FileNotFoundError: a file does not exist.
         IsADirectoryError: a folder has no files.
     """
-    files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
-    read = {path: checked([path], partial(_parsed, path)) for path in files}
+    files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
+    read = {path: checked([path], partial(_parse, path)) for path in files}
     events, info = checked(files, lambda: _read(read))
     if not events:
         raise TraceFileError(
@@ -81,7 +81,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     return trace
 
 
-def _inside(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     if not found:
         empty = "the folder is empty: it should have a file for each rank"
@@ -89,7 +89,7 @@ def _inside(folder: Path) -> list[Path]:
     return found
 
 
-def _parsed(path: Path) -> _File:
+def _parse(path: Path) -> _File:
     """Return the content of a file, by its kind."""
     if file.is_trace_file(path):
         raise TraceFileError(

@@ -129,7 +129,7 @@ def op_of(name: str) -> Op | None:
     return next((op for word, op in OPS.items() if word in letters), None)
 
 
-def described(
+def describe_tensor(
     op: Op, inputs: list[list[int]], outputs: list[list[int]], dtype: str
 ) -> tuple[tuple[int, ...], str, int]:
     """Return the shape, dtype and bytes of a call's input, or of its output if it has no input."""
@@ -169,7 +169,7 @@ def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
         for rank, dump in dumps.items()
         for call in _calls(rank, dump, groups, first, unrecorded[rank])
     ]
-    calls = _settled([*_matchable(calls, unrecorded)], groups)
+    calls = _complete_collectives([*_matchable(calls, unrecorded)], groups)
     events = list(_events(calls, first))
     return events, RunInfo(
         name="flight recorder",
@@ -229,7 +229,7 @@ def _calls(
 def _event(rank: int, entry: _Entry, op: Op, groups: Mapping[str, list[int]], first: int) -> Event:
     """Return the event at the time of a call."""
     dtype = next(iter(entry.input_dtypes or entry.output_dtypes), "")
-    shape, dtype, nbytes = described(op, entry.input_sizes, entry.output_sizes, dtype)
+    shape, dtype, nbytes = describe_tensor(op, entry.input_sizes, entry.output_sizes, dtype)
     return Event(
         rank=rank,
         seq=entry.record_id,
@@ -286,7 +286,7 @@ def _matchable(calls: list[_Call], unrecorded: Mapping[int, Counter[str]]) -> It
             unrecorded[call.event.rank][lost] += 1
 
 
-def _settled(calls: list[_Call], groups: Mapping[str, list[int]]) -> list[_Call]:
+def _complete_collectives(calls: list[_Call], groups: Mapping[str, list[int]]) -> list[_Call]:
     """Return the calls; a collective that all members have called counts as completed.
 
     This applies to backends without states, which may not have recorded the end yet.

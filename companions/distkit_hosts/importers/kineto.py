@@ -21,7 +21,7 @@ from msgspec import Struct
 from distkit._format import named
 from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
-from distkit_hosts.importers.flight_recorder import described, op_of
+from distkit_hosts.importers.flight_recorder import describe_tensor, op_of
 
 #: Position of the tensors that a ``c10d::`` operator reads; 1 for others.
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
@@ -197,7 +197,7 @@ class _Rank:
         ended = kernel.end if kernel else max(s.end, gloo.end if gloo else s.end)
         group = self._group(detail.args)
         shapes = _shapes(s, op, detail)
-        shape, dtype, nbytes = described(op, shapes, [], _dtype(s, op, detail, gloo))
+        shape, dtype, nbytes = describe_tensor(op, shapes, [], _dtype(s, op, detail, gloo))
         yield from self._states(
             seq,
             [s.ts, started, ended],

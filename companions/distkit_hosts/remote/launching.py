@@ -140,7 +140,7 @@ class CommandLaunch(Launch):
 
     def _explain(self, host: str, status: int, output: str) -> str:
         """Explain why a command has exited, with its output."""
-        return f"{self._name}: the processes have exited.{quoted(output, sys.executable)}"
+        return f"{self._name}: the processes have exited.{quote_output(output, sys.executable)}"
 
     def stop(self) -> None:
         """Stop remaining processes after the agents have been asked to exit."""
@@ -215,7 +215,7 @@ class SSHLaunch(CommandLaunch):
             remedy = (
                 f"To find the cause, run this on that machine: {self._python} -m distkit doctor"
             )
-        return f"{what}.{quoted(output, self._python)}\n{remedy}".rstrip()
+        return f"{what}.{quote_output(output, self._python)}\n{remedy}".rstrip()
 
 
 class BatchLaunch(Launch):
@@ -247,7 +247,7 @@ class BatchLaunch(Launch):
         except subprocess.CalledProcessError as error:
             output = (error.output or b"").decode(errors="replace")
             what = f"{self._name}: the command failed with status {error.returncode}."
-            raise StartError(what + quoted(output, sys.executable)) from None
+            raise StartError(what + quote_output(output, sys.executable)) from None
         self._thread.start()
 
     def _watch(self) -> None:
@@ -261,7 +261,7 @@ class BatchLaunch(Launch):
                 self.state = self._state()
                 if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
                     what = f"{self._name}: job {launcher.job_id} is {self.state}."
-                    self.fail(what + quoted(self._output(), sys.executable))
+                    self.fail(what + quote_output(self._output(), sys.executable))
                     return
                 self._stopped.wait(_POLL_INTERVAL)
             self._await("RUNNING", "COMPLETING")  # the job ends when its agents exit
@@ -371,7 +371,7 @@ def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
     return ["-x", AGENT, *path, *bind, *hosts_args, *(args or ())]
 
 
-def quoted(output: str, python: str = "") -> str:
+def quote_output(output: str, python: str = "") -> str:
     """Return the last lines of a program's output, and how to install a missing module."""
     lines = [line for line in output.strip().splitlines() if line.strip("- ")][-30:]
     text = "".join(f"\n    {line}" for line in lines)

@@ -50,7 +50,7 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
     """Return the events and the metadata of the latest attempt of a run."""
     attempts = attempts_of(records)
     ranks, clocks = attempts[-1], Clocks(attempts[-1])
-    ahead = {rank: clocks.of(r).ahead for rank, r in ranks.items()}
+    ahead = {rank: clocks.offset_of(r).ahead for rank, r in ranks.items()}
     events = [e for rank, r in ranks.items() for e in _events(rank, r, ahead[rank])]
     earlier = Limitation(
         f"the ranks were started {len(attempts)} times, and only the latest attempt is shown.",
@@ -77,7 +77,7 @@ def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     # a process without a launcher may only start ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
     attempts: list[dict[int, Record]] = []
-    for record in sorted(ranks, key=_began):
+    for record in sorted(ranks, key=_start_time):
         if not attempts or not _belongs(record, attempts[-1]):
             attempts.append({})
         attempts[-1][record.rank] = record
@@ -92,7 +92,7 @@ def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
     if record.rank in attempt or any(r.world_size != record.world_size for r in others):
         return False
     same_launcher = _launcher(record) in map(_launcher, others)
-    return same_launcher or _began(record) <= max(map(_ended, others))
+    return same_launcher or _start_time(record) <= max(map(_end_time, others))
 
 
 def _launcher(record: Record) -> tuple[Any, ...]:
@@ -105,12 +105,12 @@ def _launcher(record: Record) -> tuple[Any, ...]:
     return about["clock"], about["host"], about["pid_namespace"], pid
 
 
-def _began(record: Record) -> float:
+def _start_time(record: Record) -> float:
     """Return the start of a rank's process, by its wall clock [s]."""
     return float(record.about["began"][1])
 
 
-def _ended(record: Record) -> float:
+def _end_time(record: Record) -> float:
     """Return the time of a rank's last fact or event, by its wall clock [s]."""
     monotonic, wall = record.about["began"]
     return float(wall + record.until - monotonic)
@@ -143,7 +143,7 @@ class Clocks:
             hosts[c]: offset for c, offset in self._by_clock.items() if len(assumed) > 1
         }
 
-    def of(self, record: Record) -> ClockOffset:
+    def offset_of(self, record: Record) -> ClockOffset:
         """Return the offset of a rank's clock."""
         return self._by_clock.get(record.about["clock"], ClockOffset(0.0))
 
@@ -226,7 +226,7 @@ def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 def waits(record: Record, clocks: Clocks) -> list[Wait]:
     """Return the wait of a running rank, shortened by the possible error of its clock."""
-    found, clock = record.latest("beat", (0, 0, None))[2], clocks.of(record)
+    found, clock = record.latest("beat", (0, 0, None))[2], clocks.offset_of(record)
     if found is None or clock.error is None or end_of(record):
         return []
     seqs, since, until = found
@@ -275,11 +275,11 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
 def _may_run(record: Record) -> bool:
     """Return whether a rank that has not recorded its end may still be running."""
     shares_clock = record.about["clock"] == rankfile.clock()
-    age = time.monotonic() - record.until if shares_clock else time.time() - _ended(record)
+    age = time.monotonic() - record.until if shares_clock else time.time() - _end_time(record)
     if record.is_growing or abs(age) < RECENT:
         return True
     is_here = rankfile.is_here(record.about)
-    return is_here and rankfile.is_running(record.about["pid"], _began(record) + RECENT)
+    return is_here and rankfile.is_running(record.about["pid"], _start_time(record) + RECENT)
 
 
 def _crashed_at(record: Record) -> str:
