@@ -27,14 +27,14 @@ def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
     """
-    n, nbytes = _checked(n, nbytes, link)
+    n, nbytes = _check_arguments(n, nbytes, link)
     alpha = min([link.alpha, *(a for _, a, _ in link.switches)])
     beta = min([link.beta, *(b for _, _, b in link.switches)])
     share = (n - 1) / n * nbytes
     return plain(np.maximum(ceil_lg(n) * alpha + 2 * share * beta, share * link.gamma))
 
 
-def _checked(n: Numbers, nbytes: Numbers, link: Link) -> tuple[Numbers, Numbers]:
+def _check_arguments(n: Numbers, nbytes: Numbers, link: Link) -> tuple[Numbers, Numbers]:
     """Return ``n`` and ``nbytes`` as arrays of floats."""
     check_link(link)
     return at_least(1, ranks=n), at_least(0, bytes=nbytes)
@@ -61,7 +61,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
     if formula is None:
         known = ", ".join(name for name, entry in ALL_REDUCES.items() if entry.seconds)
         raise ValueError(f"no cost formula for {algorithm!r}: choose from {known}")
-    return plain(formula(*_checked(n, nbytes, link), link, **options))
+    return plain(formula(*_check_arguments(n, nbytes, link), link, **options))
 
 
 def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:

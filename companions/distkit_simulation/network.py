@@ -207,18 +207,18 @@ class Hosts(Network):
         out, into = src // self.devices, dst // self.devices
         remote = np.flatnonzero(out != into)
         m = size[remote]
-        queued = np.maximum(shared(out[remote], m), shared(into[remote], m))
-        seconds[remote] = _loaded(self.link, m, np.maximum(m, queued))
+        queued = np.maximum(carried_bytes(out[remote], m), carried_bytes(into[remote], m))
+        seconds[remote] = _loaded_seconds(self.link, m, np.maximum(m, queued))
         return seconds
 
 
-def shared(resource: Ints, nbytes: Floats) -> Floats:
+def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
     """Return the bytes that a resource has carried at the end of each of several transfers.
 
     If transfers of sizes m_j start together and share a resource equally, the i-th ends after
     Σ_j min(m_i, m_j) bytes.
 
-    >>> shared(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
+    >>> carried_bytes(np.array([7, 7, 3]), np.array([10.0, 4.0, 5.0]))
     array([14.,  8.,  5.])
     """
     order = np.lexsort((nbytes, resource))
@@ -234,7 +234,7 @@ def shared(resource: Ints, nbytes: Floats) -> Floats:
     return done
 
 
-def _loaded(link: Link, nbytes: Floats, queued: Floats) -> Floats:
+def _loaded_seconds(link: Link, nbytes: Floats, queued: Floats) -> Floats:
     """Return the time of a message that ends after ``queued`` bytes on its link [s]."""
     unloaded: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))

@@ -26,7 +26,7 @@ from distkit_simulation import (
     pipeline,
     simulate,
 )
-from distkit_simulation.network import shared
+from distkit_simulation.network import carried_bytes
 from distkit_simulation.simulator import matchings
 
 NET = Network(Link(alpha=1e-5, beta=1e-9, gamma=1e-10))
@@ -112,7 +112,7 @@ def test_network_card_of_a_host_is_shared() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
 def test_bandwidth_is_shared_fairly(transfers: list[tuple[int, int]]) -> None:
     resource, m = (np.array(column) for column in zip(*transfers, strict=True))
-    done = shared(resource, m.astype(float))
+    done = carried_bytes(resource, m.astype(float))
     for i, (mine, size) in enumerate(transfers):
         assert done[i] == sum(min(size, other) for r, other in transfers if r == mine)
 

@@ -48,7 +48,7 @@ class Renderer:
         ranks = sorted({shard["rank"] for p in parameters for shard in p["shards"]})
         self.lanes = {rank: lane for lane, rank in enumerate(ranks)}
         self.column_width = min(MAX_COLUMN, (WIDTH - LEFT) / max(1, len(ranks)) - GAP)
-        kinds = grouped(parameters)
+        kinds = group_parameters(parameters)
         self.kinds, self.others = kinds[:MAX_ROWS], [p for kind in kinds[MAX_ROWS:] for p in kind]
         lines = len(self.kinds) + bool(self.others) + 1
         self.line_height = min(MAX_LINE, max(MIN_LINE, (MAX_HEIGHT - HEAD) / lines))
@@ -165,7 +165,7 @@ def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
 # -- parameters ---------------------------------------------------------------------------
 
 
-def grouped(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+def group_parameters(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     """Group parameters whose names differ only in numbers, with equal shapes and shards."""
     groups: dict[str, list[Parameter]] = defaultdict(list)
     for p in parameters:
@@ -237,7 +237,7 @@ def _part(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]
 
 def describe(parameters: Sequence[Parameter]) -> Iterator[str]:
     """Yield lines of text about parameters and their shards."""
-    for kind in grouped(parameters):
+    for kind in group_parameters(parameters):
         parameter, times = kind[0], f", {len(kind)} times" if len(kind) > 1 else ""
         yield f"{group_name(kind)} {format_shape(parameter['shape'])}{times}"
         yield from (
