@@ -332,11 +332,11 @@ class ClusterCoordinator:
             if done is None:
                 self._queue.ready(worker)
             else:
-                self._finished(worker, *done)
+                self._handle_result(worker, *done)
             timeout = 0
         self._assign()
 
-    def _finished(self, worker: Worker, number: int, result: bytes, traceback_: str) -> None:
+    def _handle_result(self, worker: Worker, number: int, result: bytes, traceback_: str) -> None:
         if (value := self._queue.finished(worker, number)) is None:
             return
         value._outcome = _, error = pickle.loads(result)
@@ -446,7 +446,7 @@ class _FunctionRunner:
         except Exception as raised:
             error, location = raised, f"{name} on worker {self._worker.rank}"
             details = f"{location} raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        return _packed(value, error, name, details), details
+        return _pack_outcome(value, error, name, details), details
 
     def _unpack(self, payload: bytes) -> Any:
         reader = pickle.Unpickler(io.BytesIO(payload))
@@ -527,7 +527,7 @@ def _pack(obj: Any, strategy: ParameterServerStrategy) -> bytes:
     return file.getvalue()
 
 
-def _packed(value: Any, error: Exception | None, name: str, details: str) -> bytes:
+def _pack_outcome(value: Any, error: Exception | None, name: str, details: str) -> bytes:
     """Pickle a result or an error; if that fails, pickle an error that explains it."""
     try:
         result: bytes = cloudpickle.dumps((value, error))

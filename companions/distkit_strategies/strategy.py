@@ -83,7 +83,7 @@ class DeviceBatches:
         self._batches, self._device = batches, device
 
     def __iter__(self) -> Iterator[Any]:
-        batches = map(self._copied, self._batches)
+        batches = map(self._copy, self._batches)
         for batch, _ in pairwise(chain(batches, [None])):  # copies the next batch first
             yield batch
 
@@ -93,7 +93,7 @@ class DeviceBatches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_batches"], name)
 
-    def _copied(self, batch: Any) -> Any:
+    def _copy(self, batch: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
 
 
@@ -430,9 +430,9 @@ class Strategy:
         check_shapes(call, shapes, axis)
         local, sizes = x.movedim(axis, 0), [shape[axis] for shape in shapes]
         longest, offsets = max(sizes), [0, *accumulate(sizes)]
-        padded = self._all_gather(_padded(local.detach(), 0, longest))
+        padded = self._all_gather(_pad_rows(local.detach(), 0, longest))
         joined = torch.cat([rows[:size] for rows, size in zip(padded, sizes, strict=True)])
-        padded_local = _padded(local, offsets[self._replica], offsets[-1])
+        padded_local = _pad_rows(local, offsets[self._replica], offsets[-1])
         with_gradient: Tensor = _Summed.apply(padded_local, self, lambda _: joined)  # type: ignore[no-untyped-call]
         return with_gradient.movedim(0, axis)
 
@@ -512,7 +512,7 @@ class _Summed(torch.autograd.Function):
         return ctx.strategy._reduce("all_reduce", ReduceOp.SUM, gradient), None, None
 
 
-def _padded(rows: Tensor, begin: int, size: int) -> Tensor:
+def _pad_rows(rows: Tensor, begin: int, size: int) -> Tensor:
     """Return ``size`` rows: the given ones from index ``begin``, and zeros elsewhere."""
     zeros = rows.new_zeros(size - len(rows), *rows.shape[1:])
     return torch.cat([zeros[:begin], rows, zeros[begin:]])
