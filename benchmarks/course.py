@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from benchmarks import lab
-from benchmarks.driver import MARK, Log, Samples, kill_marked, marked
+from benchmarks.driver import MARK, Log, Samples, kill_marked, marked_processes
 from benchmarks.figure import Figure, figure, fill
 from benchmarks.memory import pss
 from distkit.errors import DistkitError
@@ -58,7 +58,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
                 failed[path.stem] = _run(path)
             peaks[path.stem], seconds[path.stem] = max(peak), time.perf_counter() - began
             log(f"course: {path.stem}: {seconds[path.stem]:.0f} s {failed[path.stem]}")
-        remaining = len(marked(mark))
+        remaining = len(marked_processes(mark))
         kill_marked(mark)
     reason = lab.missing()
     samples: Samples = {
@@ -67,7 +67,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
         "left": [remaining],
         "most": [max(peaks.values())],
         "first": [peaks[FIRST.stem]],
-        "opening": [] if reason else _opened(reps, log),
+        "opening": [] if reason else _time_openings(reps, log),
     }
     lessons = [figure(f"lesson {name}", "s", [seconds[name]]) for name in seconds]
     details = {"seconds": seconds, "peaks": peaks, "failed": failed}
@@ -91,7 +91,7 @@ def _peak(mark: str) -> Iterator[list[float]]:
     def watch() -> None:
         while not stopped.wait(PERIOD):
             with suppress(OSError, DistkitError):  # a process may have just exited
-                samples.append(sum(pss(p.pid) for p in marked(mark)) / 1e6)
+                samples.append(sum(pss(p.pid) for p in marked_processes(mark)) / 1e6)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -113,7 +113,7 @@ def _run(lesson: Path) -> str:
     return ""
 
 
-def _opened(reps: int, log: Log) -> list[float]:
+def _time_openings(reps: int, log: Log) -> list[float]:
     """Return the time to the first picture in new kernels [s], after a run to warm the caches."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

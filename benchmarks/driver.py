@@ -135,7 +135,7 @@ class Driver:
         self._folder.cleanup()
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def marked_processes(mark: str) -> list[psutil.Process]:
     """Return the live processes with this mark, and their descendants: sshd drops the mark."""
     processes = {p for p in psutil.process_iter() if _mark(p) == mark}
     return [*processes, *(descendants(processes) - processes)]
@@ -157,7 +157,7 @@ def descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
 
 def kill_marked(mark: str) -> None:
     """Kill the processes with this mark."""
-    while remaining := marked(mark):
+    while remaining := marked_processes(mark):
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -155,7 +155,7 @@ def _measure_leftover_memory(killed: bool, device: str, reps: int) -> Pair:
 
 def _leftover_memory(device: str, killed: bool) -> float:
     """Return the MiB still in use 5 s after the cluster or its kernel has exited."""
-    before = _used(device, [])
+    before = _memory_in_use(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)
         if killed:
@@ -164,12 +164,12 @@ def _leftover_memory(device: str, killed: bool) -> float:
         else:
             driver.request()  # stops the cluster; its kernel waits
         end = time.monotonic() + FREE_TIMEOUT
-        while (left := _used(device, ranks) - before) > 0 and time.monotonic() < end:
+        while (left := _memory_in_use(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)
     return max(0.0, left) / (1 << 20)
 
 
-def _used(device: str, ranks: list[int]) -> float:
+def _memory_in_use(device: str, ranks: list[int]) -> float:
     """Return the bytes in use on the GPUs or, on the CPU, by these processes."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))

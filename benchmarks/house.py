@@ -190,7 +190,7 @@ def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     >>> import_cycles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": []})
     [['a', 'b', 'c']]
     """
-    reached = {name: _reached(name, graph) for name in graph}
+    reached = {name: _reachable(name, graph) for name in graph}
     cycles = {
         tuple(sorted(other for other in reached[name] if name in reached[other]))
         for name in graph
@@ -199,7 +199,7 @@ def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     return sorted(map(list, cycles), key=lambda cycle: (-len(cycle), cycle))
 
 
-def _reached(start: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
+def _reachable(start: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
     """Return all modules that a module imports, itself only if it is part of a cycle."""
     reached: set[str] = set()
     pending = list(graph[start])

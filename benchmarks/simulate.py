@@ -60,7 +60,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     rows = []
     for n in GROUPS:
         log(f"simulate: predicting and measuring {n} ranks")
-        rows += predicted(n, TENSORS, reps)
+        rows += predict_and_measure(n, TENSORS, reps)
     log("simulate: predicting and measuring the speedup of training")
     speedups = dk.simulation.speedups(dk.sweep(parts, **SPEEDUP))
     samples["error"] = _errors(rows)
@@ -105,7 +105,7 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def predicted(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]:
+def predict_and_measure(n: int, tensors: Sequence[int], reps: int) -> list[dict[str, Any]]:
     """Predict and measure every algorithm on ``n`` ranks [s].
 
     Calibration and measurement alternate on the same ranks, under the same load.

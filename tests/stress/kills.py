@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.driver import Driver, marked
+from benchmarks.driver import Driver, marked_processes
 from distkit.errors import DistkitError
 
 _KERNEL = ("kernel", "fork server")
@@ -206,7 +206,9 @@ class Kernels:
     def _left(self, alive: list[int]) -> list[str]:
         """Return the kernel's processes that should have ended."""
         mark = self._kernel.mark
-        return _until_empty(lambda: [_title(p) for p in marked(mark) if p.pid not in alive])
+        return _until_empty(
+            lambda: [_title(p) for p in marked_processes(mark) if p.pid not in alive]
+        )
 
 
 def _until_empty(find: Callable[[], list[str]]) -> list[str]:
