@@ -74,7 +74,7 @@ def test_every_hint_is_shown(name: str) -> None:
     assert shown[: len(hints)] == shown[len(hints) :]
     end = f"\nThat was the last hint. See dk.solution.{name}()."
     assert sorted(shown[: len(hints)]) == [
-        f"Hint {i} of {len(hints)}: {hint}{end if i == len(hints) else ''}"
+        dk.errors.wrapped(f"Hint {i} of {len(hints)}: {hint}{end if i == len(hints) else ''}")
         for i, hint in enumerate(hints, 1)
     ]
 
@@ -193,8 +193,10 @@ def test_each_exercise_at_the_end_of_a_lesson_has_a_hint(lesson: str) -> None:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_question_has_answers_at_three_levels(name: str) -> None:
-    text = repr(getattr(dk.solution, name)())
-    assert re.search(r"^excellent: .{20,}\n\ngood: .{20,}\n\nacceptable: .{3,}$", text)
+    answers, shown = QUESTIONS[name].answers, repr(getattr(dk.solution, name)())
+    assert shown == dk.errors.wrapped(answers) and re.search(
+        r"^excellent: .{20,}\n\ngood: .{20,}\n\nacceptable: .{3,}$", answers
+    )
 
 
 # -- the push handler ------------------------------------------------------------------
