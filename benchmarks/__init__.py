@@ -35,7 +35,7 @@ ALL = {
 def measure(
     names: Iterable[str], reps: int | None, log: Callable[[str], None], **options: str
 ) -> Report:
-    """Run benchmarks one after the other, and return their report.
+    """Run benchmarks one after the other and return their report.
 
     Args:
         names: names in :data:`ALL`.

@@ -76,7 +76,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 @contextmanager
 def _marked(folder: str) -> Iterator[str]:
-    """Isolate kernels from the user's Jupyter settings, and mark their processes."""
+    """Isolate kernels from the user's Jupyter settings and mark their processes."""
     mark, compiled = uuid.uuid4().hex, str(Path(folder, "compiled"))
     environ = {MARK: mark, "TORCHINDUCTOR_CACHE_DIR": compiled}
     with patch.dict(os.environ, {**environ, **lab.isolated_environment(Path(folder))}):

@@ -1,4 +1,4 @@
-"""Alternate contenders, and measure programs in fresh Python processes."""
+"""Alternate contenders and measure programs in fresh Python processes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Driver:
         self.close()
 
     def request(self, line: str = "", timeout: float = 180.0) -> Any:
-        """Send a request, and return the program's next reply; the program may read the line."""
+        """Send a request and return the program's next reply; the program may read the line."""
         _pipe(self.process.stdin).write(f"{line}\n".encode())
         return self.reply(timeout)
 

@@ -205,7 +205,7 @@ class MXNetCluster:
         return [{k if k == "step" else int(k): v for k, v in result.items()} for result in results]
 
     def close(self) -> None:
-        """Close the inputs, and kill the processes that are still running 5 s later."""
+        """Close the inputs and kill the processes that are still running 5 s later."""
         for process in self._processes:
             _pipe(process.stdin).close()
         for process in self._processes:

@@ -195,7 +195,7 @@ def command(page: Any, name: str, **args: str) -> Any:
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell of the active notebook, and wait until it ends."""
+    """Run a cell of the active notebook and wait until it ends."""
     page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
     command(page, "notebook:run-cell")
     page.wait_for_function(IDLE, timeout=120_000)

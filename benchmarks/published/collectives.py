@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
-    """Fit each protocol's time through its sizes, and apply it from the first of them."""
+    """Fit each protocol's time through its sizes and apply it from the first of them."""
     predictions = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
     for fit, end in zip(regimes, ends, strict=True):

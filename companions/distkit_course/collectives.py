@@ -35,7 +35,7 @@ N, LENGTH = 4, 1024
 
 @dataclass(frozen=True)
 class CollectiveTrial:
-    """Tests a collective on real ranks, and compares its cost with that of the best algorithm.
+    """Tests a collective on real ranks and compares its cost with that of the best algorithm.
 
     Args:
         algorithm: the reference for messages, bytes and rounds.

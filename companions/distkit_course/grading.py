@@ -114,7 +114,7 @@ def titles(submissions: Sequence[Path]) -> list[str]:
 
 
 def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) -> Iterator[Report]:
-    """Judge submissions one after the other, and yield the report of each.
+    """Judge submissions one after the other and yield the report of each.
 
     Args:
         submissions: notebooks or Python files.

@@ -151,7 +151,7 @@ def call_answer(
     describe: Callable[..., str],
     call: Callable[..., Any] = lambda answer, *case: read_only(answer)(*case),
 ) -> Iterator[Any]:
-    """Call an answer with each case on a rank, and yield the returned values.
+    """Call an answer with each case on a rank and yield the returned values.
 
     Args:
         answer: the answer.

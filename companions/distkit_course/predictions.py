@@ -443,7 +443,7 @@ def _compare_numbers(guess: list[float], actual: float | Sequence[float | str]) 
 
 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
-    """Return the status of a guess, and describe its ratio to the answer.
+    """Return the status of a guess and describe its ratio to the answer.
 
     A guess is right if it equals the answer as displayed, with three digits.
 

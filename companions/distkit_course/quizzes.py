@@ -159,7 +159,7 @@ class ConceptCheck(StaticForm):
 
 
 def concept_check(lesson: str) -> ConceptCheck:
-    """Show a new picture, and ask five questions about it.
+    """Show a new picture and ask five questions about it.
 
     Args:
         lesson: the name of a notebook, such as ``"01_messages"``.

@@ -264,7 +264,7 @@ class Experiment:
         threading.Thread(target=self._run_in_background, daemon=True).start()
 
     def close(self) -> None:
-        """Interrupt the run, and remove the panel from the page.
+        """Interrupt the run and remove the panel from the page.
 
         A static table and plot of the runs remain. A given cluster is not stopped.
         """
@@ -399,7 +399,7 @@ class Experiment:
         prefix: str,
         printed: deque[str] | None,
     ) -> None:
-        """Wait for the end of a run, and report its progress."""
+        """Wait for the end of a run and report its progress."""
         start = time.monotonic()
         unsubscribe = run.subscribe(meter.feed)
         try:

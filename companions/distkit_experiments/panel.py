@@ -236,7 +236,7 @@ def _error_html(kind: str, text: str) -> str:
 
 
 def _with_class(widget: Any, name: str) -> Any:
-    """Add a CSS class to a widget, and return the widget."""
+    """Add a CSS class to a widget and return the widget."""
     widget.add_class(name)
     return widget
 

@@ -1,4 +1,4 @@
-"""Run ranks on several machines, and record ranks that other launchers start.
+"""Run ranks on several machines and record ranks that other launchers start.
 
 :func:`doctor` checks machines, and :class:`Laboratory` simulates several hosts on one machine.
 :func:`record` and :func:`follow` are for ranks that torchrun or another launcher has started.

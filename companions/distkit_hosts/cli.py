@@ -56,7 +56,7 @@ def _doctor(args: argparse.Namespace, command: list[str]) -> int:
 
 
 def trace(args: argparse.Namespace, command: list[str]) -> int:
-    """Record ranks that torchrun or another launcher starts, and return its exit status."""
+    """Record ranks that a launcher, such as torchrun, starts; return the launcher's exit status."""
     folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
     args.out = folder.with_name(f"{folder.name}.gz")
     for file in (args.out, args.html):

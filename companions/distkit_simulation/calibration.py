@@ -131,7 +131,7 @@ Batch = list[dict[str, float]]
 def calibrate(
     cluster: Any, *, sizes: Sequence[int] = SIZES, batches: int = BATCHES
 ) -> MeasuredNetwork:
-    """Measure the links between a cluster's ranks, and return a network for :func:`simulate`.
+    """Measure the links between a cluster's ranks and return a network for :func:`simulate`.
 
     The measurement takes a few seconds, with a progress bar in notebooks. It is most accurate on an
     idle machine.

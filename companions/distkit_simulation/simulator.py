@@ -314,7 +314,7 @@ def simulate(
     seed: int = 0,
     **options: Any,
 ) -> Trace:
-    """Simulate a schedule on a network, and return the trace that ``n`` real ranks would record.
+    """Simulate a schedule on a network and return the trace that ``n`` real ranks would record.
 
     Args:
         schedule: the name of an algorithm, an entry of the catalog, or a function from the

@@ -58,7 +58,7 @@ class Worker(NamedTuple):
 
 
 class FunctionQueue:
-    """Assigns scheduled functions to workers, and reassigns those of dead workers. No I/O.
+    """Assigns scheduled functions to workers and reassigns those of dead workers. No I/O.
 
     ::
 
@@ -261,7 +261,7 @@ class ClusterCoordinator:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> RemoteValue:
-        """Schedule a function on a worker, and return immediately.
+        """Schedule a function on a worker and return immediately.
 
         Args:
             fn: the function. Gradients that an optimizer applies in ``strategy.run`` go to the

@@ -315,7 +315,7 @@ class LearningRate(Callback):
 
 
 class Checkpoint(Callback):
-    """Saves a checkpoint after each epoch, and resumes from the latest one in the folder.
+    """Saves a checkpoint after each epoch and resumes from the latest one in the folder.
 
     Args:
         folder: the folder of the checkpoints, visible to all ranks; each epoch has a subfolder.

@@ -104,7 +104,7 @@ class _Examination:
         self.alive = {host.label: host for host in self._probes}
 
     def run(self) -> None:
-        """Run all steps, and stop the probes."""
+        """Run all steps and stop the probes."""
         between = ["names", "ports", "connections", "files"] if self.facts.targets else []
         try:
             self.ask("start", timeout=FIRST_REPLY_TIMEOUT)
@@ -121,7 +121,7 @@ class _Examination:
         arguments: Callable[[str], Json] = lambda label: {},
         timeout: float = REPLY_TIMEOUT,
     ) -> dict[str, Any]:
-        """Send a request to all machines concurrently, and return their replies by label."""
+        """Send a request to all machines concurrently and return their replies by label."""
         replies: dict[str, Any] = {}
 
         def send(host: Host) -> None:
@@ -144,7 +144,7 @@ class _Examination:
         self.facts.machines.update(self.ask("machine", timeout=MACHINE_TIMEOUT))
 
     def names(self) -> None:
-        """Resolve every name on every machine, and choose the address of each host."""
+        """Resolve every name on every machine and choose the address of each host."""
         facts = self.facts
         facts.names = self.ask("resolve", lambda host: {"names": [*facts.targets]})
         for label in facts.hosts:
@@ -256,7 +256,7 @@ class Host:
         self._write(SOURCE)
 
     def ask(self, do: str, timeout: float, **arguments: Any) -> Any:
-        """Send a request, and wait up to ``timeout`` seconds for the reply.
+        """Send a request and wait up to ``timeout`` seconds for the reply.
 
         Raises:
             ProbeError: the probe fails or does not respond.

@@ -127,7 +127,7 @@ def addresses() -> list[str]:
 
 
 def torch() -> Json:
-    """Import torch in a separate process, and return its version and backends."""
+    """Import torch in a separate process and return its version and backends."""
     code = (
         "import sys; sys.path[:]=[p for p in sys.path if p];"
         "import json, torch; v = getattr(torch._C, '_nccl_version', None);"
@@ -207,7 +207,7 @@ class Probe:
         return Path(path).exists() and Path(path).read_text() == path
 
     def do_listen(self, address: str, secret: str) -> int:
-        """Listen at a free port of an address, and return the port."""
+        """Listen at a free port of an address and return the port."""
         self._secret = secret.encode()
         server = socket.create_server((address, 0))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -58,7 +58,7 @@ def _start(skew: int) -> subprocess.Popen[str]:
 
 
 def _send(host: subprocess.Popen[str], commands: str) -> str:
-    """Execute commands on a host, and return the line that they print."""
+    """Execute commands on a host and return the line that they print."""
     assert host.stdin and host.stdout
     host.stdin.write(commands)
     host.stdin.flush()

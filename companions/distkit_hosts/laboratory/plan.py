@@ -33,7 +33,7 @@ NETWORK = IPv4Network("198.18.0.0/24")
 
 
 def check_names(hosts: Sequence[str]) -> list[str]:
-    """Check the names of hosts, and return them.
+    """Check the names of hosts and return them.
 
     >>> check_names(["head", "alpha"])
     ['head', 'alpha']
@@ -60,7 +60,7 @@ def shared_folders(extra: Iterable[str | Path]) -> list[str]:
 def make_plan(
     folder: Path, hosts: Mapping[str, str], shared: list[str], skew: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the plan for the init process, and create the private files of the hosts.
+    """Return the plan for the init process and create the private files of the hosts.
 
     Args:
         folder: the folder of the laboratory.

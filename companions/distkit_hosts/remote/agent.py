@@ -174,7 +174,7 @@ class Agent:
                         self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
     def _end(self, why: str) -> None:
-        """Stop the agent, and report the reason; it is "" if the kernel has stopped the agent."""
+        """Stop the agent and report the reason; it is "" if the kernel has stopped the agent."""
         if why and not self._ended.is_set():
             with suppress(OSError):  # the tunnel is lost
                 self._tunnel.send({"ended": why})
@@ -187,7 +187,7 @@ class Agent:
         self._ended.set()
 
     def _clean_up(self) -> None:
-        """Terminate the fork server with all forked processes, and remove the folders."""
+        """Terminate the fork server with all forked processes and remove the folders."""
         if self._fork_server is not None:
             self._fork_server.shutdown()
             try:

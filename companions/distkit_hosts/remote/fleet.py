@@ -265,7 +265,7 @@ class RemoteHost(ProcessHost):
 
 
 class Fleet:
-    """Starts agents, and waits until they are connected.
+    """Starts agents and waits until they are connected.
 
     Args:
         request: the requested machines.

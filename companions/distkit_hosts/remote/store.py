@@ -76,7 +76,7 @@ class StoreClient:
         self._lock = threading.Lock()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of ``dist.Store``, and return its result."""
+        """Call a method of ``dist.Store`` and return its result."""
         with self._lock:
             if self._channel is None:
                 sock = socket.socket(socket.AF_UNIX)

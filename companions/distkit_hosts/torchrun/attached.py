@@ -211,7 +211,7 @@ class Attached:
         default(kind, error.with_traceback(tb), tb)
 
     def _release(self, why: str) -> None:
-        """Print this rank's current position, and exit.
+        """Print this rank's current position and exit.
 
         SIGTERM is ignored, because a launcher sends it as soon as another rank has exited.
         """
@@ -352,7 +352,7 @@ class _Flusher(Flusher):
         super().__init__(recorder, emit, pack=list)
 
     def flush(self, last: bool = False) -> None:
-        """Write the collected rows, and record that the rank runs."""
+        """Write the collected rows and record that the rank runs."""
         super().flush(last)
         self._heartbeat()
 

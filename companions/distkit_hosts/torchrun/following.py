@@ -152,7 +152,7 @@ class Following(Run):
         return self
 
     def step(self) -> Stepper:
-        """Pause each rank before its next communication, and return a stepper.
+        """Pause each rank before its next communication and return a stepper.
 
         Time limits of the program still apply. ``stepper.resume_all()`` or the exit of this kernel
         resumes the ranks; ``stepper.stop()`` terminates them.

@@ -101,7 +101,7 @@ def _recording_error(why: str) -> StartError:
 
 
 def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
-    """Run a launcher, and return its exit status as a shell does.
+    """Run a launcher and return its exit status as a shell does.
 
     It runs in a separate session, so that each signal reaches it once, from this process.
 
