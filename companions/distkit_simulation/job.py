@@ -107,7 +107,8 @@ class Job:
     """A step of a training job, with its predicted time, memory, tokens/s and utilization.
 
     It prints as a table, and has ``seconds``, ``parts``, ``memory``, ``tokens_per_second``,
-    ``utilization``, and ``trace``, a step of one of its pipelines.
+    ``utilization``, and ``trace``, a step of one of its pipelines. Training in mixed precision is
+    assumed: 2 bytes per parameter, 4 per gradient, and 12 for Adam's state.
 
     Args:
         model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
@@ -370,13 +371,13 @@ class Job:
     def __repr__(self) -> str:
         first_stage, total = self.stage_memory(0), self.seconds
         memory = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first_stage.items())
-        rows = [(k, human_seconds(x), f"{x / total:.1%}") for k, x in self.parts.items()]
+        rows = [(k, human_seconds(x), f"{100 * x / total:.1f} %") for k, x in self.parts.items()]
         return "\n".join(
             [
                 f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
                 f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
                 f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
-                f"{self.utilization:.1%} of the peak",
+                f"{100 * self.utilization:.1f} % of peak FLOP/s",
                 *(f"  {line}" for line in aligned(rows)),
                 f"{sum(first_stage.values()) / GIB:.1f} GiB per GPU: {memory}",
             ]
@@ -387,7 +388,10 @@ class Jobs(list[Job]):
     """A list of jobs in ascending order of time, shown as a table."""
 
     def __repr__(self) -> str:
-        cells = [(job.title, human_seconds(job.seconds), f"{job.utilization:.1%}") for job in self]
+        cells = [
+            (job.title, human_seconds(job.seconds), f"{100 * job.utilization:.1f} %")
+            for job in self
+        ]
         return "\n".join(aligned(cells)) or "no layout fits"
 
     @figures.style()
