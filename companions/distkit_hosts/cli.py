@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         default="ssh",
         help="the command that connects to them, with any options (default: ssh)",
     )
-    doctor.add_argument("--python", metavar="PATH", help="the Python on the hosts")
+    doctor.add_argument("--python", metavar="PATH", help="the path of Python on the hosts")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
 
