@@ -27,20 +27,20 @@ def test_flight_recorder_dump_names_the_missing_rank(tmp_path: Path) -> None:
             json.dumps(json.loads(c10d._dump_fr_trace_json()))
         )
         tmp_path.joinpath(f"pickle_{rank}").write_bytes(c10d._dump_fr_trace())
-        dist.barrier(group) if rank < 2 else None
         if rank < 2:
+            dist.send(torch.ones(1), 2)  # the others' call is in their dumps, and has not ended
             late.wait()
         else:
+            assert [dist.recv(torch.ones(1), other) for other in (0, 1)] == [0, 1]
             dist.all_reduce(torch.ones(5, dtype=torch.float64))
 
     dk.run_ranks(program, 3)
     for kind in ("json", "pickle"):
         trace = dk.Trace.load(sorted(tmp_path.glob(f"{kind}_*")))
         assert [len(calls) for calls in trace.collectives] == [3, 2, 2]
-        waiting = [s for s in trace.spans if s.state is State.BLOCKED]
-        assert sorted((s.rank, s.shape, s.dtype, s.nbytes) for s in waiting) == [
-            (r, (5,), "float64", 40) for r in (0, 1)
-        ]
+        assert sorted(
+            (s.rank, s.shape, s.dtype, s.nbytes) for s in trace.spans if s.state is State.BLOCKED
+        ) == [(r, (5,), "float64", 40) for r in (0, 1)]
         (finding,) = trace.diagnose()
         assert (finding.kind, finding.culprits) == ("skipped", (2,))
     assert {s.where.partition(":")[0] for s in trace.spans} == {"test_torch_files.py"}
