@@ -337,20 +337,21 @@ def two_gpus(device_seconds: float = 9 * MS) -> Trace:
     Args:
         device_seconds: duration of an all-reduce on the GPU [s].
     """
-    lines = list[Line]()
+    lines, item = list[Line](), {"label": "x[0].item()"}
     for rank in range(2):
         device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
-        for at in (0.0, 20.0):
+        for at in (0.0, 16.0):
             done = at + 5 + device_seconds / MS
             lines += [
                 mark(rank, at, at + 2, "backward"),
                 all_reduce(rank, at + 2, at + 2.5, 16 * MIB, attributes=device),
                 mark(rank, at + 2.5, at + 5.5, "load"),
-                mark(rank, at + 5.5, done, "x[0].item()"),
-                mark(rank, done, at + 16, "update"),
+                recv(rank, at + 5.5, done + 0.1, 2 + rank, 4, attributes=item),
+                mark(rank, done + 0.1, at + 16, "update"),
                 mark(2 + rank, at + 0.5, at + 5, "backward"),
                 mark(2 + rank, at + 5, done, "sum"),
-                mark(2 + rank, done + 0.5, at + 19, "update"),
+                send(2 + rank, done, done + 0.1, rank, 4, attributes=item),
+                mark(2 + rank, done + 0.5, at + 16.4, "update"),
             ]
     lanes = [
         *(RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)),

@@ -326,8 +326,7 @@ def gpu_ranks(trace: Trace) -> Answers:
     first = calls(trace, Op.ALL_REDUCE, 0)[0]
     on_lane = next(s for s in calls(trace, Op.MARK, 2) if s.label == "sum")
     on_gpu = first.attributes["device_seconds"]
-    marks = calls(trace, Op.MARK, 0)
-    load = next(s for s in marks if s.label == "load")
+    load = next(s for s in calls(trace, Op.MARK, 0) if s.label == "load")
     assert first.end == load.start and load.end < on_lane.end  # all of it overlaps
     return (
         "NCCL"
@@ -335,7 +334,7 @@ def gpu_ranks(trace: Trace) -> Answers:
         else "gloo, through host memory",
         human_seconds(first.seconds or 0.0),
         human_seconds(on_gpu if on_gpu == pytest.approx(on_lane.seconds) else 0.0),
-        next(s.label for s in marks if s.end == on_lane.end),
+        next(s.label for s in calls(trace, Op.RECV, 0) if s.start < on_lane.end < s.end),
         human_seconds(load.seconds or 0.0),
     )
 
