@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_224, 900),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_166, 3_000),
+    "distkit/cluster": Line(3_165, 3_000),
     "distkit/diagnosis": Line(1_739, 1_800),
     "distkit/kvstore": Line(1_644, 1_700),
     "distkit/recording": Line(1_586, 1_600),
@@ -36,7 +36,7 @@ LINES = {
     "distkit/views": Line(3_769, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
-    "companions/distkit_hosts": Line(3_187, 3_200),
+    "companions/distkit_hosts": Line(3_186, 3_200),
     "companions/distkit_simulation": Line(1_659, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
@@ -48,8 +48,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_366, 15_000),
-    "the whole product": Line(25_246, 25_000),
+    "all of distkit": Line(15_365, 15_000),
+    "the whole product": Line(25_244, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(161, 150),
     "names at the top level": Line(27, 23),

@@ -142,7 +142,7 @@ class BlackBox:
         # by id: shared fields with their packed form, which is the costly part of an entry
         self._packed: dict[int, tuple[Any, bytes]] = {}
 
-    def note(self, run: int, number: int, row: tuple[Any, ...]) -> None:
+    def note(self, run: int, number: int, row: Row) -> None:
         """Store an event's row without its values; ``number`` counts from 1 in each run."""
         seq, op, state, at, fields, _ = row
         packed = self._packed.get(id(fields))
@@ -158,7 +158,7 @@ class BlackBox:
             self._memory[offset : offset + len(entry)] = entry
 
 
-def rows_in(memory: bytes, run: int, after: int) -> list[tuple[Any, ...]]:
+def rows_in(memory: bytes, run: int, after: int) -> list[Row]:
     """Return the rows of a run after its first ``after`` rows, unless overwritten."""
     rows = []
     for offset in range(0, len(memory), SLOT_SIZE):

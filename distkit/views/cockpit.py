@@ -196,7 +196,7 @@ def to_svg(steps: Json, picture: Json) -> str:
     """Return the moment shown as an SVG document with remarks, a line per rank, and the timeline.
 
     Args:
-        steps: the result of :func:`~distkit.views.cockpit.project`.
+        steps: the result of :func:`project`.
         picture: a snapshot of the timeline's projection.
     """
     parts, y = [svg.heading(24, 32, steps["name"], position_text(steps))], 58.0

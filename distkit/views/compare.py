@@ -464,7 +464,7 @@ def table(data: Json, width: float) -> Scene:
     """Return a row per figure, compared with the first run.
 
     Args:
-        data: the result of ``projection.summary``.
+        data: the result of :func:`summary`.
         width: total width [px].
     """
     runs, rows = data["runs"], data["rows"]

@@ -24,8 +24,15 @@ from typing import Any
 import msgspec
 
 from distkit.errors import TraceFileError
-from distkit.recording import encoding
-from distkit.recording.encoding import Row, decode, decode_rows, encode, encode_rows
+from distkit.recording.encoding import (
+    DECODE_ERRORS,
+    Row,
+    decode,
+    decode_rows,
+    encode,
+    encode_rows,
+    rows_in,
+)
 
 #: Suffix of a rank's file, and its first line with the version of the format.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
@@ -234,8 +241,8 @@ def read(path: Path) -> Record:
         raise TraceFileError(f"{path}: the file is empty. Its rank exited during startup.")
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
-        with suppress(*encoding.DECODE_ERRORS):  # it is truncated
-            record.rows += encoding.rows_in(box, 1, len(record.rows))
+        with suppress(*DECODE_ERRORS):  # it is truncated
+            record.rows += rows_in(box, 1, len(record.rows))
     return record
 
 

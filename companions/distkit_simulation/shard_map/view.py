@@ -20,7 +20,7 @@ class ShardMap(SceneView):
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
-            their shards, as returned by :func:`distkit.simulation.parallel.shards`.
+            their shards, as returned by :func:`distkit_simulation.parallel.shards`.
         name: the title.
 
     Raises:

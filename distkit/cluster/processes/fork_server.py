@@ -1,7 +1,7 @@
 """The process that ranks are forked from: it has imported torch, and has a single thread.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
-memory. It starts once per kernel (see :mod:`distkit.imports`), outlives the kernel's
+memory. It starts once per kernel (see ``fork_client.py``), outlives the kernel's
 clusters, and exits with the kernel: then it kills all its descendants.
 
 Its parent is the *subreaper*, which kills remaining descendants after the fork server exits.

@@ -1,4 +1,4 @@
-"""The specification of a rank, and the seeds of its random number generators.
+"""The specification of a rank: its settings, its late imports, and its seeds.
 
 The kernel imports this module, so it imports nothing heavy.
 """

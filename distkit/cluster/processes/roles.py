@@ -91,7 +91,6 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         with suppress(FileExistsError):
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
-
     app.start()
 
 

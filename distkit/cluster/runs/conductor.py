@@ -24,8 +24,7 @@ from distkit.cluster.runs.outcome import Failure, Outcome, exit_cause, rank_ends
 from distkit.cluster.runs.received import LiveTrace, OutputBuffer
 from distkit.cluster.runs.watchdog import DeadlockWatchdog
 from distkit.errors import DistkitError, RunError, RunInterrupted
-from distkit.recording import encoding
-from distkit.recording.encoding import encode_rows
+from distkit.recording.encoding import DECODE_ERRORS, encode_rows, rows_in
 from distkit.trace.info import Raising, Replacement, RunInfo
 
 if TYPE_CHECKING:
@@ -251,9 +250,9 @@ class Conductor:
 
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
-        with suppress(OSError, *encoding.DECODE_ERRORS):
+        with suppress(OSError, *DECODE_ERRORS):
             box = files.with_suffix(".box").read_bytes()
-            rows = encoding.rows_in(box, self.number, self.live.rows[rank])
+            rows = rows_in(box, self.number, self.live.rows[rank])
             self.live.add(rank, len(rows), encode_rows(rows))
         with suppress(OSError):
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]

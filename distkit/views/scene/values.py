@@ -142,7 +142,7 @@ Head = tuple[str, str, int | None]
 class Cell:
     """A tensor in a table.
 
-    ``summary`` is a result of ``summaries.plain``. Each of the ``lines`` below it has a class
+    ``summary`` is a result of :func:`plain`. Each of the ``lines`` below it has a class
     and alternative texts, longest first. The values at ``marked`` positions have a frame; a
     ``wrong`` tensor has a single frame around it. ``missing`` is the text for an unknown tensor.
     """
@@ -429,6 +429,9 @@ def span_of(values: Iterable[float | str]) -> tuple[float, float]:
     finite = [v for v in values if not isinstance(v, str)]
     low, high = min(finite, default=-1.0), max(finite, default=1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+# -- text ------------------------------------------------------------------------------------------
 
 
 def describe(s: Json) -> str:
