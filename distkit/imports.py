@@ -5,7 +5,8 @@ Companions import distkit like any program; distkit imports companions only thro
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
 the notebook's folder first on the path of distkit's own processes, such as the one that ranks are
-forked from: :func:`command` sets their path to the library folders and the folder of this distkit.
+forked from. :func:`python_command` sets their path to the library folders and the folder of this
+distkit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
 #: The program of these processes; it sets the path before it imports anything else.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
-    "from distkit.imports import call; call(*sys.argv[2:])"
+    "from distkit.imports import call_target; call_target(*sys.argv[2:])"
 )
 
 
@@ -127,7 +128,7 @@ def _has_packages(folder: Path) -> bool:
 # -- processes -------------------------------------------------------------------------------------
 
 
-def command(target: str, *arguments: object) -> list[str]:
+def python_command(target: str, *arguments: object) -> list[str]:
     """Return a command that calls ``target`` ("module:function"), with its arguments as text."""
     root, path = Path(__file__).parents[1], libraries(sys.path)
     own = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
@@ -135,7 +136,7 @@ def command(target: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", _PROGRAM, "\n".join(path), target, *map(str, arguments)]
 
 
-def call(target: str, *arguments: object, **options: object) -> None:
+def call_target(target: str, *arguments: object, **options: object) -> None:
     """Call ``target`` ("module:function"), or only import it ("module")."""
     name, _, function = target.partition(":")
     module = importlib.import_module(name)

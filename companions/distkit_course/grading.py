@@ -177,7 +177,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
     channel, before = Channel(parent_end), children()
     with judge_end:
         process = subprocess.Popen(
-            imports.command(*_JUDGE, judge_end.fileno(), submission, *names),
+            imports.python_command(*_JUDGE, judge_end.fileno(), submission, *names),
             pass_fds=[judge_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Encoding of plain values and events as msgpack, and the black box, a file of latest events.
+"""Encoding of plain values and events as msgpack, and the black box of latest events.
 
 Decoding never executes code, even on untrusted data.
 

@@ -1,4 +1,4 @@
-"""What is recorded: torch's ``c10d`` operators, the methods of stores, and a rank's process groups.
+"""Signatures of torch's ``c10d`` operators, hooks of stores, and the process groups of a rank.
 
 Torch knows the members of the groups that its functions create. A program may also construct a
 ``ProcessGroup`` directly, as fault-tolerant trainers do. The members of such a group are unknown,

@@ -311,7 +311,9 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
     environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
     environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return subprocess.Popen(
-        imports.command("distkit.cluster.processes.fork_server:main", remote.fileno(), prefix),
+        imports.python_command(
+            "distkit.cluster.processes.fork_server:main", remote.fileno(), prefix
+        ),
         pass_fds=[remote.fileno()],
         env=environ,
         stdin=subprocess.DEVNULL,
@@ -339,7 +341,7 @@ def server() -> LocalForkClient:
 def call_during_start(target: str, *arguments: str) -> None:
     """Start the fork server and call ``target`` ("module:function") while it starts."""
     server()
-    imports.call(target, *arguments)
+    imports.call_target(target, *arguments)
 
 
 def _forget() -> None:

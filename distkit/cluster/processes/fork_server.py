@@ -122,7 +122,7 @@ class ForkServer:
         """
         signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
         try:
-            imports.call(target)
+            imports.call_target(target)
         except Exception:  # children that need it will report the error
             traceback.print_exc()
         finally:
@@ -197,7 +197,7 @@ class ForkServer:
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
-            imports.call(target, lifeline, **arguments)
+            imports.call_target(target, lifeline, **arguments)
             status = 0
         except DistkitError as error:
             print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run receives from its ranks: their events, which form its trace, and their output."""
+"""Collects the events of a run, which form its trace, and the output of its ranks."""
 
 from __future__ import annotations
 
