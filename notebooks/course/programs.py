@@ -153,8 +153,8 @@ TASKS: list[Task] = [
         "staged",
         "staged(x)",
         "sum x over all ranks, in place, with a backend that cannot access x",
-        "Copy x to the host, reduce the copy, and copy the sum back into x. The check treats x as "
-        "if it were on a GPU, so x.cpu() returns a copy.",
+        "The backend can access only tensors on the host. The check treats x as if it were on a "
+        "GPU, so x.cpu() returns a copy.",
         staged,
         (
             "Which tensor does the backend get, and which one must contain the sum?",
