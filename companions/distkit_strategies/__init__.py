@@ -23,7 +23,7 @@
 Each rank is a replica. :class:`Strategy` documents the interface of all strategies.
 """
 
-from distkit.sharding import AutoShardPolicy
+from distkit.data import AutoShardPolicy
 from distkit_strategies.checkpoint import load, load_weights, save, save_weights
 from distkit_strategies.coordinator import ClusterCoordinator, RemoteValue
 from distkit_strategies.fully_sharded import FullyShardedStrategy

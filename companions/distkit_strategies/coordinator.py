@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from distkit import kvstore
 from distkit.errors import StrategyError
-from distkit.kvstore.transport.sockets import listen_on, open_socket
+from distkit.kvstore.transport.node import listen_on, open_socket
 from distkit.recording.faults import LeaveFunction
 from distkit.recording.recorder import mark
 from distkit_strategies.parameter_server import ParameterServerStrategy

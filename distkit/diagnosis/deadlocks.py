@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from distkit._format import named
 from distkit.diagnosis import rules
-from distkit.diagnosis.advice import advice, headline
 from distkit.diagnosis.divergence import (
     find_unused_parameters,
     missing_call_remedy,
@@ -29,6 +28,7 @@ from distkit.diagnosis.findings import (
     lines_of,
     listed,
 )
+from distkit.diagnosis.rules import advice, headline
 from distkit.events import COLLECTIVES, P2P, Op, Span
 from distkit.trace.awaiting import similar
 from distkit.trace.calls import at, call, keys, last_call, last_seen, raised_at
@@ -285,7 +285,7 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
     near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
     other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
-    gone = [f"rank {r} has {facts.end_phrase([r])}" for r in others if facts.is_gone(r)]
+    gone = [f"{named([r])} has {facts.end_phrase([r])}" for r in others if facts.is_gone(r)]
     activities = [*gone, *(clauses([s], "wait in", facts.call) for s in other_spans)]
     rule = rules.missing_key
     finding = rule.finding(
@@ -339,8 +339,7 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
 
 def remedy_for_end(how: str) -> str:
     """Return the remedy for a process that has exited."""
-    remedies = (remedy for text, remedy in rules.ENDINGS.items() if text in how)
-    return next(remedies, rules.died.remedy)
+    return next((r for text, r in rules.ENDINGS.items() if text in how), rules.died.remedy)
 
 
 #: Matches DDP's error for two ranks that wrap different models.

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distkit.diagnosis import rules
-from distkit.diagnosis.advice import headline
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding
 from distkit.diagnosis.program import Guard, Path, Program, Statement
+from distkit.diagnosis.rules import headline
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
 from distkit.trace.log import grouped

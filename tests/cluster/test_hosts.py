@@ -22,7 +22,7 @@ import distkit as dk
 from distkit import kvstore
 from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
-from distkit.kvstore.transport.sockets import new_keys, open_socket
+from distkit.kvstore.transport.node import new_keys, open_socket
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 from tests.support.waiting import wait_until
 

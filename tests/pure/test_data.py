@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from distkit.data import AutoShardPolicy, DistributedDataset, Plan, split
-from distkit.sharding import make_plan
+from distkit.data import AutoShardPolicy, DistributedDataset, Plan, make_plan, split
 
 DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
 

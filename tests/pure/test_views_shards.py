@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.sharding import make_plan
+from distkit.data import make_plan
 from distkit.views.scene.renderer import drawing_of
 from distkit_simulation import ShardMap
 from distkit_simulation.shard_map import samples

@@ -14,7 +14,7 @@ from kvstore_nodes import WAIT, Nodes, forks, started, throw, wait_until
 from distkit import kvstore
 from distkit.kvstore import KVStore
 from distkit.kvstore.transport import memory
-from distkit.kvstore.transport.sockets import new_keys
+from distkit.kvstore.transport.node import new_keys
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,7 +23,7 @@ from distkit.cluster.processes.fork_client import ForkClient
 from distkit.cluster.processes.roles import PORTS
 from distkit.cluster.runs.ranks import ProcessHost
 from distkit.errors import StartError
-from distkit.kvstore.transport.sockets import new_keys
+from distkit.kvstore.transport.node import new_keys
 from distkit_hosts.clocks import Offset, PeerClock
 from distkit_hosts.remote.agent import versions
 from distkit_hosts.remote.launching import launch

@@ -25,7 +25,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from distkit.kvstore.transport.sockets import open_socket, receive
+from distkit.kvstore.transport.node import open_socket, receive
 from distkit_hosts.clocks import RoundTrip
 
 #: Heartbeat timeout of a connection [s].

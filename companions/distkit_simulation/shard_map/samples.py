@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from distkit._format import count
-from distkit.sharding import Plan
+from distkit.data import Plan
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import Scene, Shape, path, picture, rect, text, title
 from distkit.views.scene.renderer import cut

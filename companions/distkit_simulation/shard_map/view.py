@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distkit.sharding import Plan
+from distkit.data import Plan
 from distkit.views.scene.frame import Json
 from distkit.views.widget.view import SceneView
 from distkit_simulation.shard_map import parameters, samples

@@ -145,7 +145,7 @@ class Ranks(RankController):
     def _start(self, recording: bool) -> None:
         self._port, self._recording = free_port(), recording
         if self.servers:
-            from distkit.kvstore.transport.sockets import new_keys
+            from distkit.kvstore.transport.node import new_keys
 
             self._keys = new_keys()
             scheduler = max(self.servers)

@@ -12,14 +12,14 @@ from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.memory import Exchange, PeerMemoryLost
-from distkit.kvstore.transport.sockets import open_socket, receive
+from distkit.kvstore.transport.node import open_socket, receive
 
 
 class Link:
     """Connections to the nodes that handle requests.
 
     Args:
-        keys: the keys of the cluster, see :func:`.sockets.open_socket`.
+        keys: the keys of the cluster, see :func:`.node.open_socket`.
         route: returns the route to a node, given its endpoint; see :meth:`.Node.route`.
     """
 

@@ -29,11 +29,10 @@ from distkit.kvstore.protocol.wire import decode, encode
 from distkit.kvstore.transport import memory
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.memory import Exchange, PeerMemoryLost
-from distkit.kvstore.transport.node import Node
+from distkit.kvstore.transport.node import Node, listen_on, open_socket, receive
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder
 from distkit.kvstore.transport.scheduler import Scheduler
 from distkit.kvstore.transport.session import ServerSession
-from distkit.kvstore.transport.sockets import listen_on, open_socket, receive
 
 
 @dataclass
