@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 
 #: Maximum number of labels on an axis.
 MAX_TICKS = 8
+
+#: The word for a rank in texts about a run: "worker" if the run has servers.
+RANK_NOUN: ContextVar[str] = ContextVar("RANK_NOUN", default="rank")
 
 
 def count(n: int, noun: str) -> str:
@@ -86,11 +90,12 @@ def named(ranks: Iterable[int]) -> str:
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
     """
     *first, last = sorted(ranks)
+    noun = RANK_NOUN.get()
     if not first:
-        return f"rank {last}"
+        return f"{noun} {last}"
     if len(first) > 7:
-        return f"ranks {', '.join(map(str, first[:3]))} … {last} ({len(first) + 1} in all)"
-    return f"ranks {', '.join(map(str, first))} and {last}"
+        return f"{noun}s {', '.join(map(str, first[:3]))} … {last} ({len(first) + 1} in all)"
+    return f"{noun}s {', '.join(map(str, first))} and {last}"
 
 
 def time_unit(s: float) -> tuple[float, str]:

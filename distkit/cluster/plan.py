@@ -51,8 +51,7 @@ class Plan:
     def description(self) -> str:
         """Summary of the processes."""
         if self.servers:
-            servers = count(self.servers, "server")
-            return f"{count(self.ranks, 'worker')}, {servers}, 1 scheduler"
+            return f"{count(self.ranks, 'worker')}, {count(self.servers, 'server')}, 1 scheduler"
         return count(self.ranks, "rank")
 
 

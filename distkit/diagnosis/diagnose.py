@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextvars import copy_context
 from dataclasses import replace
 
-from distkit._format import named
+from distkit._format import RANK_NOUN, named
 from distkit.diagnosis import deadlocks, groups, kvstore, mismatches, rules
 from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
@@ -38,7 +39,9 @@ def diagnose(trace: EventLog) -> list[Finding]:
     rank 0 waits in recv(src=1) at a.py:4, rank 1 waits in recv(src=0) at a.py:5: each waits for
     the other. Let one of them send first. [DK101]
     """
-    return _Diagnosis(Evidence(trace)).findings()
+    context = copy_context()
+    context.run(RANK_NOUN.set, trace.info.rank_noun)
+    return context.run(_Diagnosis(Evidence(trace)).findings)
 
 
 class _Diagnosis:
@@ -115,8 +118,9 @@ class _Diagnosis:
         if stuck is None or finding.rule is rules.different_reduction:
             return False
         same_group = stuck.group == span.group and stuck.match is None
-        is_later = finding.rule.desynchronizes and same_group and stuck.seq > span.seq
-        return stuck.seq == span.seq or is_later
+        return stuck.seq == span.seq or (
+            finding.rule.desynchronizes and same_group and stuck.seq > span.seq
+        )
 
     # -- failed ranks -------------------------------------------------------------
 

@@ -75,8 +75,9 @@ class Evidence:
         return [s for s in self.spans if (s.rank, s.seq) in open_calls]
 
     def _build_graph(self) -> WaitForGraph:
-        size = self.trace.info.world_size
-        graph = WaitForGraph(size or max(self.ranks, default=-1) + 1, self.trace.info.groups)
+        info = self.trace.info
+        size = info.world_size or max(self.ranks, default=-1) + 1
+        graph = WaitForGraph(size, info.groups, info.rank_noun)
         graph.feed(self._before_release())
         for rank, end in self.ends.items():
             graph.end(rank, end.how)
@@ -178,8 +179,7 @@ class Evidence:
     def members(self, group: str) -> list[int]:
         """Return the ranks of a group; if its members are unknown, the ranks seen in it."""
         world = range(self.trace.info.world_size) if group == WORLD else ()
-        known = self.trace.info.groups.get(group) or world or self.calls[group]
-        return list(known)
+        return list(self.trace.info.groups.get(group) or world or self.calls[group])
 
     # -- messages ---------------------------------------------------------------
 
@@ -235,8 +235,7 @@ class Evidence:
 
     def end_phrase(self, ranks: Iterable[int]) -> str:
         """Return how ranks have ended, as a participle that follows "have"."""
-        finished = all(map(self.returned, ranks))
-        return "finished" if finished else "reached the end of the recording"
+        return "finished" if all(map(self.returned, ranks)) else "reached the end of the recording"
 
     def ended_clause(self, rank: int | None) -> str:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""
@@ -253,8 +252,7 @@ class Evidence:
 
 def _was_released(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
-        is_consequence = _CONSEQUENTIAL.search(end.text) is not None
-        return is_consequence and (failed or end.how == "died")
+        return (failed or end.how == "died") and _CONSEQUENTIAL.search(end.text) is not None
     return end.how == "released"
 
 

@@ -72,7 +72,7 @@ def _condition(facts: Evidence, request: Span) -> str:
     pending = facts.graph.pending
     count = pending.awaited_by(request).count
     if request.op is Op.INIT:
-        return " for the value of rank 0"
+        return " for the value of worker 0"
     if request.op is not Op.PULL:
         return f" for the {ordinal(count)} time" if count > 1 else ""
     if pending.rule.has_rounds:

@@ -117,8 +117,7 @@ def _never_waited(facts: Evidence) -> list[Span]:
     recorded = facts.trace.info.unwaited
     collectives = [facts.by_key.get((r, seq)) for r, calls in recorded.items() for seq in calls]
     messages = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
-    unwaited = [*messages, *(s for s in collectives if s is not None)]
-    return [s for s in unwaited if facts.returned(s.rank)]
+    return [s for s in [*messages, *collectives] if s is not None and facts.returned(s.rank)]
 
 
 def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
+from distkit._format import named
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import (
     Column,
@@ -122,7 +123,7 @@ def _split_mismatch(facts: Evidence, column: Column) -> Finding | None:
                 recv,
                 culprits=sorted({sender, receiver}),
                 send=send,
-                receiver="itself" if sender == receiver else f"rank {receiver}",
+                receiver="itself" if sender == receiver else named([receiver]),
                 rows=(sent[dst], awaited[src]),
                 sent=str([*sent]),
                 awaited=str([*awaited]),
@@ -178,8 +179,7 @@ def _differing(facts: Evidence, kind: str, column: Column) -> Finding:
     rule, write = _KINDS[kind]
     to_one = next(iter(column.values())).op in (Op.REDUCE, Op.GATHER)
     remedy = _same_tensor(facts, column) if rule is rules.different_tensor else ""
-    root = "destination" if to_one else "source"
-    return _finding(rule, column, write, remedy=remedy, root=root)
+    return _finding(rule, column, write, remedy=remedy, root="destination" if to_one else "source")
 
 
 def _required(facts: Evidence, column: Column) -> Finding | None:
@@ -202,10 +202,8 @@ def _makes_extra_call(facts: Evidence, column: Column, rank: int, op: Op) -> boo
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     before = [facts.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
-    repeats = before[0] == before[1] > 0
-    return not repeats and any(
-        str(op) in name for name in facts.program.calls_below(facts.path(span))
-    )
+    names = () if before[0] == before[1] > 0 else facts.program.calls_below(facts.path(span))
+    return any(str(op) in name for name in names)
 
 
 def _same_tensor(facts: Evidence, column: Column) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distkit._format import named
 from distkit.diagnosis.findings import with_tensor
@@ -65,6 +65,7 @@ class RankState:
     event: Event | None = None
     waits_for: tuple[int, ...] = ()
     reason: str = ""
+    noun: str = "rank"
 
     @property
     def where(self) -> str:
@@ -78,7 +79,7 @@ class RankState:
     def __str__(self) -> str:
         scheduled = self.event is not None and self.event.state is State.SCHEDULED
         place = f" {'before' if scheduled else 'in'} {self.call()}{at(self.where)}"
-        return f"rank {self.rank}: {self.status}{place * (self.event is not None)}" + (
+        return f"{self.noun} {self.rank}: {self.status}{place * (self.event is not None)}" + (
             f": {self.reason}" * bool(self.reason)
         )
 
@@ -89,6 +90,7 @@ class WaitForGraph:
     Args:
         world_size: number of ranks; higher numbers are servers and their scheduler.
         groups: the global ranks of each known group.
+        noun: the word for a rank in texts.
 
     >>> graph = WaitForGraph(2)
     >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
@@ -97,7 +99,13 @@ class WaitForGraph:
     rank 1: blocked in recv(src=0) at In[5]:4: rank 0 has not sent
     """
 
-    def __init__(self, world_size: int, groups: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        groups: Mapping[str, Sequence[int]] | None = None,
+        noun: str = "rank",
+    ) -> None:
+        self.noun = noun
         #: The ranks, without the nodes of a parameter server.
         self.ranks = range(world_size)
         self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
@@ -187,6 +195,9 @@ class WaitForGraph:
 
     def rank_state(self, rank: int) -> RankState:
         """Return the state of a rank."""
+        return replace(self._state(rank), noun=self.noun)
+
+    def _state(self, rank: int) -> RankState:
         e = self._at.get(rank)
         if rank in self._ends:
             return self._ended_state(rank, *self._ends[rank])
@@ -312,8 +323,8 @@ class WaitForGraph:
         if e.op is Op.STORE_WAIT:
             return f"no rank has set {keys(self.keys.missing(e))}"
         if len(waits_for) == 1:
-            return f"rank {waits_for[0]} {self._why_missing(e, waits_for[0])}"
-        return f"{named(waits_for)} have not called it"
+            return f"{self.noun} {waits_for[0]} {self._why_missing(e, waits_for[0])}"
+        return f"{named(waits_for).replace('rank', self.noun)} have not called it"
 
     def _why_missing(self, e: Event, other: int) -> str:
         """Describe the state of the only missing rank."""
@@ -344,7 +355,7 @@ class WaitForGraph:
         if not awaited.certain:
             return f"{server} has not answered"
         if len(waits_for) > 1:
-            return f"{server} waits for {named(waits_for).replace('rank', 'worker')}"
+            return f"{server} waits for {named(waits_for).replace('rank', self.noun)}"
         (rank,) = waits_for
         activity = self._activity(rank) or self._missing_requests(e, rank, awaited)
         return f"{server} waits for worker {rank}, which {activity}"

@@ -133,8 +133,7 @@ class PendingRequests:
             return Awaited()
         others = [w for w in workers if w != request.rank]
         if self._changed:
-            alive = tuple(w for w in others if w not in self._dead)
-            return Awaited(alive, count, certain=False)
+            return Awaited(tuple(w for w in others if w not in self._dead), count, certain=False)
         return Awaited(tuple(w for w in others if self.done(w, request) < count), count)
 
 

@@ -167,8 +167,11 @@ def last_seen(record: Event | Span) -> str:
 
 def last_call(spans: Iterable[Span], rank: int) -> Span | None:
     """Return the latest call of a rank."""
-    calls = (s for s in spans if s.rank == rank and s.op not in COMPUTATION)
-    return max(calls, key=lambda s: s.seq, default=None)
+    return max(
+        (s for s in spans if s.rank == rank and s.op not in COMPUTATION),
+        key=lambda s: s.seq,
+        default=None,
+    )
 
 
 # -- matching calls -----------------------------------------------------------------

@@ -181,6 +181,11 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         known = self.ranks.get(rank, RankInfo())
         return known if known.name else structs.replace(known, name=f"rank {rank}")
 
+    @property
+    def rank_noun(self) -> str:
+        """The word for a rank: "worker" if the run has servers, and "rank" otherwise."""
+        return "worker" if self.rank(0).role == "worker" else "rank"
+
     def died(self, rank: int) -> bool:
         """Return whether the process of a rank died."""
         return rank in self.ends and self.ends[rank].how == "died"

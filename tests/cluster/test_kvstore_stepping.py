@@ -187,14 +187,14 @@ def omit_call(what: str, who: int) -> None:
 
 
 HANGS = [
-    (push_and_pull, dict(more=-1), "missing_push", (2,), (0, 1), "rank 2 has pushed it 2 times"),
+    (push_and_pull, dict(more=-1), "missing_push", (2,), (0, 1), "worker 2 has pushed it 2 times"),
     (
         push_and_pull,
         dict(more=1),
         "missing_push",
         (2,),
         (2,),
-        "ranks 0 and 1 have pushed it 3 times",
+        "workers 0 and 1 have pushed it 3 times",
     ),
     (
         push_and_pull,
@@ -204,7 +204,7 @@ HANGS = [
         (0, 1),
         "until every worker has pushed it 3 times",
     ),
-    (omit_call, dict(what="init", who=0), "missing_init", (0,), (1, 2), "the value of rank 0"),
+    (omit_call, dict(what="init", who=0), "missing_init", (0,), (1, 2), "the value of worker 0"),
     (omit_call, dict(what="create", who=2), "missing_worker", (2,), (0, 1), "without calling it"),
     (omit_call, dict(what="barrier", who=0), "missing_barrier", (0,), (1, 2), "barrier()"),
 ]
@@ -273,7 +273,7 @@ def die_in_round_3(rank: int) -> None:
 
 
 def test_crash_of_a_worker_ends_a_dist_sync_run(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.errors.RankDied, match="rank 1") as caught:
+    with pytest.raises(dk.errors.RankDied, match="worker 1") as caught:
         usable.run(die_in_round_3, 1)
     assert 'on_crash="continue"' in str(caught.value)
     (finding,) = [f for f in caught.value.run.findings if f.hang]
@@ -304,16 +304,16 @@ def test_killed_paused_worker_is_reported_immediately(usable: dk.Cluster) -> Non
     wait_for_state(
         stepper,
         1,
-        "rank 1: died: signal SIGKILL; last seen before push('w') at ",
+        "worker 1: died: signal SIGKILL; last seen before push('w') at ",
     )
     assert len(stepper.moments) == moments and status(stepper) == ["paused", "died", "paused"]
-    with pytest.raises(dk.errors.StepError, match=r"not paused .* rank 1: died: signal SIGKILL"):
+    with pytest.raises(dk.errors.StepError, match=r"not paused .* worker 1: died: signal SIGKILL"):
         stepper.next(rank=1)
     stepper.next()
     assert calls(stepper) == ["pull('w')", "", "pull('w')"]
     stepper.next(rank=0).next(rank=2)  # the server may not have noticed the death yet
     assert status(stepper)[1] == "died" and not stepper.finished
-    with pytest.warns(dk.errors.CommunicationWarning, match="rank 1 exited"):
+    with pytest.warns(dk.errors.CommunicationWarning, match="worker 1 exited"):
         zero, one, two = stepper.finish().results
     assert one is None and zero[-1] == two[-1]
 
@@ -334,5 +334,5 @@ def test_worker_killed_in_a_step_does_not_stop_the_others(usable: dk.Cluster) ->
 def test_stepped_worker_is_not_replaced_when_it_dies(usable: dk.Cluster) -> None:
     stepper = step_to(Op.PUSH, usable.step(train, "dist_async", on_crash="replace"))
     kill(usable, 1)
-    with pytest.raises(dk.errors.RankDied, match="rank 1"):
+    with pytest.raises(dk.errors.RankDied, match="worker 1"):
         stepper.finish()

@@ -92,7 +92,7 @@ def test_dead_worker_is_replaced_and_restarts_training(cluster, tmp_path) -> Non
 
 
 def test_dead_worker_in_sync_mode_raises(cluster, tmp_path) -> None:
-    with pytest.raises(dk.errors.RankDied, match="rank 1"):
+    with pytest.raises(dk.errors.RankDied, match="worker 1"):
         cluster.run(train, ParameterServerStrategy(mode="sync"), flag=str(tmp_path / "died"))
     assert len(cluster.run(train, MirroredStrategy()).results) == 2  # the cluster still works
 

@@ -171,8 +171,13 @@ class ForkClient:
     def kill(self, children: list[Child], discard_logs: bool = False) -> None:
         """Kill children and their descendants; optionally discard their logs."""
         with suppress(OSError):
-            numbers = [child.number for child in children]
-            self.channel.send({"do": "kill", "numbers": numbers, "discard_logs": discard_logs})
+            self.channel.send(
+                {
+                    "do": "kill",
+                    "numbers": [child.number for child in children],
+                    "discard_logs": discard_logs,
+                }
+            )
 
     def remove(self, folder: str) -> None:
         """Remove a folder that children used."""

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import structs
 
 from distkit import imports
+from distkit._format import RANK_NOUN
 from distkit.cluster.notebook import line_label
 from distkit.cluster.runs.outcome import Failure, Outcome, exit_cause, rank_ends
 from distkit.cluster.runs.received import LiveTrace, OutputBuffer
@@ -100,7 +101,8 @@ class Conductor:
     ) -> None:
         self.name, self.number, self.ranks = name, number, ranks
         self.stepped, self.wait_forever, self.is_cell = stepped, wait_forever, is_cell
-        self.live, self.output = LiveTrace(structs.replace(info, name=name)), OutputBuffer()
+        info = structs.replace(info, name=name)
+        self.live, self.output = LiveTrace(info), OutputBuffer(info.rank_noun)
         self.watchdog = DeadlockWatchdog()
         self.deadlock: list[Finding] = []
         #: Outcome of each rank, in the order in which the ranks ended.
@@ -141,8 +143,8 @@ class Conductor:
     @property
     def failed(self) -> bool:
         """True if a rank has failed, and the others cannot continue without it."""
-        tolerates_deaths = self._on_crash == "continue"
-        return any(o.error or (o.died and not tolerates_deaths) for o in self.outcomes.values())
+        halts = self._on_crash != "continue"
+        return any(o.error or (o.died and halts) for o in self.outcomes.values())
 
     @property
     def died(self) -> list[int]:
@@ -279,6 +281,7 @@ class Conductor:
 
     def conduct(self, controller: RankController) -> None:
         """Control the run until it ends; when one rank fails, release the others."""
+        RANK_NOUN.set(self.live.info.rank_noun)  # for the texts of this thread
         try:
             self._monitor(controller)
             if self.waiting:

@@ -200,8 +200,8 @@ class LiveTrace:
 class OutputBuffer:
     """Collects chunks of output and prints labeled lines in the thread that waits for the run."""
 
-    def __init__(self) -> None:
-        self._lines: list[OutputLine] = []
+    def __init__(self, noun: str = "rank") -> None:
+        self._noun, self._lines = noun, list[OutputLine]()
         self._partial: dict[tuple[int, str], str] = {}
         self._output: dict[int, list[str]] = defaultdict(list)
         self._length: Counter[int] = Counter()  # length of each rank's output
@@ -251,7 +251,7 @@ class OutputBuffer:
             elif self._printed[rank] == self._max_lines + 1:
                 shown.append((rank, stream, f"… more lines are in run.output[{rank}] …"))
         for stream, group in itertools.groupby(shown, lambda item: item[1]):
-            text = "".join(f"[rank {rank}] {line}\n" for rank, _, line in group)
+            text = "".join(f"[{self._noun} {rank}] {line}\n" for rank, _, line in group)
             print(text, end="", file=getattr(sys, stream), flush=True)
 
     def print_until(self, finished: Callable[[], bool], timeout: float | None) -> bool:

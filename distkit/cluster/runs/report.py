@@ -149,7 +149,7 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
 
 def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
     rank, how, end = outcome.rank, outcome.died, rank_end(outcome)
-    exited = f"process of rank {rank} exited ({how})."
+    exited = f"process of {named([rank])} exited ({how})."
     finding, *others = _findings(
         rank, f"the {exited} {remedy_for_end(how)} [{rules.died.code}]", trace
     )
@@ -171,9 +171,11 @@ def _crash_report(log: str, max_lines: int = 15) -> str:
 
 def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     if error.type == "NotPicklableError":
-        return NotPicklableError(f"rank {rank}: {error.text}")
+        return NotPicklableError(f"{named([rank])}: {error.text}")
     line, description = line_in(error.frames), f"{error.type}: {error.text}"
-    parts = _findings(rank, f"rank {rank} {raised(description, line)} [{rules.raised.code}]", trace)
+    parts = _findings(
+        rank, f"{named([rank])} {raised(description, line)} [{rules.raised.code}]", trace
+    )
     if trace.info.replaced and "process group has not been initialized" in error.text:
         parts.append(
             "A worker was replaced earlier. A torch.distributed group ends when one of its ranks "
@@ -184,7 +186,7 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
         f for f in error.frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
     ]
     text = _traceback(visible or error.frames)
-    parts.append(f"\nTraceback on rank {rank}:\n{text}{description}")
+    parts.append(f"\nTraceback on {named([rank])}:\n{text}{description}")
     if error.cause:
         parts.append(f"caused by {error.cause}")
     return RankError("\n".join(parts), rank=rank, line=line, exception=description, traceback=text)

@@ -73,7 +73,7 @@ class Stepper:
         self._cockpit: Any = None
         self._controller, self._conductor = controller, run._conductor
         self._changed = self._conductor.changed
-        self._graph = WaitForGraph(len(run.ranks))
+        self._graph = WaitForGraph(len(run.ranks), noun=self._conductor.live.info.rank_noun)
         self._received: Counter[int] = Counter()  # number of events of each rank
         self._received_before: dict[int, int] = {}  # the number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
@@ -255,23 +255,26 @@ class Stepper:
                 f"{self.name} has ended{error}: no steps are left. Go back with back(), or "
                 "step through it again: cluster.step(…)."
             )
-        rank_states = self._graph.rank_states
+        rank_states, noun = self._graph.rank_states, self._graph.noun
         paused = [s.rank for s in rank_states if s.status is RankStatus.PAUSED]
         if rank is None:
             if paused or any(s.status is RankStatus.RUNNING for s in rank_states):
                 return paused
             raise StepError("no rank can continue: " + "; ".join(map(str, rank_states)))
         if rank not in self.ranks:
-            raise StepError(f"rank {rank!r} does not exist: the ranks are 0 to {self.ranks[-1]}.")
+            raise StepError(
+                f"{noun} {rank!r} does not exist: the {noun}s are 0 to {self.ranks[-1]}."
+            )
         if self._looking_back:
             raise StepError(
                 f"an earlier step is displayed ({self.position} of {len(self.moments) - 1}): "
                 "return to the latest with seek(-1) before you resume a rank."
             )
         if rank not in paused:
-            remedy = f"Resume {named(paused)}." if paused else "No rank can be resumed."
+            others = f"Resume {named(paused)}." if paused else "No rank can be resumed."
             raise StepError(
-                f"rank {rank} is not paused and cannot be resumed. {rank_states[rank]}. {remedy}"
+                f"{noun} {rank} is not paused and cannot be resumed. {rank_states[rank]}. "
+                + others.replace("rank", noun)
             )
         return [rank]
 
@@ -345,8 +348,9 @@ class Stepper:
         self._notify()
 
     def _current_moment(self, choice: tuple[int, ...]) -> Moment:
-        states = tuple(self._graph.rank_states)
-        return Moment(self._received.total(), self._last_time, choice, states)
+        return Moment(
+            self._received.total(), self._last_time, choice, tuple(self._graph.rank_states)
+        )
 
     def _record_ends(self) -> None:
         run = self._conductor

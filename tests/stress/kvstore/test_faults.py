@@ -47,7 +47,7 @@ def push_for_a_while(dying_rank: int | None, **options: Any) -> tuple[float, int
 
 def test_killed_worker_does_not_stop_others_in_dist_async() -> None:
     with dk.Cluster(workers=WORKERS, servers=SERVERS) as cluster:
-        with pytest.warns(dk.errors.CommunicationWarning, match="rank 3 exited"):
+        with pytest.warns(dk.errors.CommunicationWarning, match="worker 3 exited"):
             found = cluster.run(push_for_a_while, WORKERS - 1).results
     assert found.pop() is None
     assert max(pause for pause, _, _ in found) < 5
