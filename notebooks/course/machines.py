@@ -21,8 +21,7 @@ def best_order(hosts: Sequence[str]) -> list[int]:
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
     """A rank sends all its messages to another machine if its right neighbor is there."""
     n = len(hosts)
-    crossings = sum(hosts[rank] != hosts[(rank + 1) % n] for rank in range(n))
-    return crossings * 2 * (n - 1) * nbytes / n
+    return sum(hosts[r] != hosts[(r + 1) % n] for r in range(n)) * 2 * (n - 1) * nbytes / n
 
 
 # -- the judge -------------------------------------------------------------------------------
@@ -51,8 +50,7 @@ def sent_between(hosts: list[str]) -> int:
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
     """Leaves out the message from the last rank to the first."""
-    apart = sum(a != b for a, b in pairwise(hosts))
-    return apart * 2 * (len(hosts) - 1) * nbytes / len(hosts)
+    return sum(a != b for a, b in pairwise(hosts)) * 2 * (len(hosts) - 1) * nbytes / len(hosts)
 
 
 def judge_order(answer: Answer) -> Iterator[Criterion]:

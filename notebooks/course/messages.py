@@ -210,13 +210,19 @@ def _overlapped(answer: Answer, rank: int, n: int) -> list[Any]:
 
 def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
     """Check that rank 0's message is in flight while it works."""
-    spans = [span for span in trace.spans if span.rank == 0]
-    send, work = (next((s for s in spans if s.op is op), None) for op in (Op.SEND, Op.MARK))
+    send, work = (
+        next((s for s in trace.spans if s.rank == 0 and s.op is op), None)
+        for op in (Op.SEND, Op.MARK)
+    )
     if send and work and send.start < work.start and (send.end or 0) > work.start:
         yield Criterion("order", "rank 0 works between isend and wait")
     else:
-        text = "Rank 0 has to work while rank 1 does: between isend and wait"
-        yield Criterion("order", text, WASTEFUL, trace)
+        yield Criterion(
+            "order",
+            "Rank 0 has to work while rank 1 does: between isend and wait",
+            WASTEFUL,
+            trace,
+        )
 
 
 #: Number of batches of each rank.
@@ -229,8 +235,9 @@ def _summed(answer: Answer, rank: int, n: int) -> float | None:
 
 
 def _why_relayed(results: list[float], expected: list[float]) -> str:
-    unsent = all(result == 1 for result in results)
-    return "every rank adds 1 to its own 0: receive from the previous rank first" if unsent else ""
+    if any(result != 1 for result in results):
+        return ""
+    return "every rank adds 1 to its own 0: receive from the previous rank first"
 
 
 def _why_summed(results: list[float], expected: list[float]) -> str:

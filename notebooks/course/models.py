@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -262,22 +264,62 @@ _why_loss = known(
 # -- 19: GPU ranks -----------------------------------------------------------------------------
 
 
-def ranks_that_fit(memory: float, context: float, parameters: float, activations: float) -> int:
-    """Adam in float32: weight, gradient and two moments of each parameter, 4 bytes each."""
-    return int(memory // (context + 16 * parameters + activations))
+class SimulatedGpu:
+    """A GPU with a simulated clock, which first works for ``queued`` seconds on earlier tasks."""
+
+    def __init__(self, queued: float, seconds: float) -> None:
+        # the current time; the time at which the GPU becomes idle; the length of the task
+        self._now, self._idle, self._seconds = 0.0, queued, seconds
+        self._program: float | None = None  # the program's time, during a task
+
+    def submit(self, task: Answer) -> SimpleNamespace:
+        """Execute a task at once, but at the GPU's time."""
+        self._program, self._now = self._now, self._idle
+        value, self._idle, self._now = task(), self._now, self._program
+        self._program = None
+        return SimpleNamespace(result=partial(self._wait, self._idle, value))
+
+    def _wait(self, done: float, value: Any) -> Any:
+        self._now = max(self._now, done)
+        return value
+
+    def clock(self) -> float:
+        """Return the time."""
+        return self._now
+
+    def task(self) -> None:
+        """Work for the length of the task.
+
+        Raises:
+            WrongAnswer: the program itself executes it.
+        """
+        if self._program is None:
+            raise WrongAnswer("the program executes the task itself: submit it to the GPU")
+        self._now += self._seconds
 
 
-_why_fit = known(
-    (lambda m, c, p, a: m // (16 * p + a), "each process has its own context"),
-    (
-        lambda m, c, p, a: m // (c + 4 * p + a),
-        "Adam keeps a gradient and two moments for each weight",
-    ),
-    (
-        lambda m, c, p, a: ranks_that_fit(m, c, p, a) + 1,
-        "the number of ranks is a whole number: round down",
-    ),
-)
+def gpu_seconds(gpu: Any, clock: Callable[[], float], task: Answer) -> float:
+    """Two more tasks in the queue note the time, as events do."""
+    begin, _, end = gpu.submit(clock), gpu.submit(task), gpu.submit(clock)
+    return float(end.result() - begin.result())
+
+
+def _on_simulated_gpu(answer: Answer) -> Iterator[Criterion]:
+    def call(queued: float, seconds: float) -> Any:
+        gpu = SimulatedGpu(queued, seconds)
+        return answer(gpu, gpu.clock, gpu.task)
+
+    yield from Calls(
+        lambda queued, seconds: seconds,
+        [(2.0, 3.0), (0.0, 1.0), (5.0, 0.5)],
+        known(
+            (lambda queued, seconds: 0.0, "the call returns at once: let the GPU note the time"),
+            (
+                lambda queued, seconds: queued + seconds,
+                "this contains the earlier tasks in the queue",
+            ),
+        ),
+    )(call)
 
 
 # -- 20: a layout --------------------------------------------------------------------------------
@@ -332,8 +374,7 @@ _why_steps = known(
 def functions_per_worker(seconds: list[float], functions: int) -> list[int]:
     """Worker w could begin at each multiple of seconds[w]; the earliest begins are used."""
     begins = sorted((k * s, w) for w, s in enumerate(seconds) for k in range(functions))
-    workers = [w for _, w in begins[:functions]]
-    return [workers.count(w) for w in range(len(seconds))]
+    return [sum(owner == w for _, owner in begins[:functions]) for w in range(len(seconds))]
 
 
 _why_functions = known(
@@ -610,28 +651,32 @@ TASKS: list[Task] = [
         ),
     ),
     Task(
-        "ranks_that_fit",
-        "ranks_that_fit(memory, context, parameters, activations)",
-        "return how many ranks that train with Adam in float32 fit on one GPU",
-        "memory is the memory of the GPU, context is the memory of the CUDA context of a process, "
-        "and activations is the memory of a rank's activations [GB]. "
-        "parameters is the number of parameters in billions.",
-        ranks_that_fit,
+        "gpu_seconds",
+        "gpu_seconds(gpu, clock, task)",
+        "return for how many seconds the GPU works on a task",
+        "gpu.submit(f) appends f to the queue of the GPU, in which other tasks may already be. Its "
+        "result() waits for f() and returns its value. clock() returns the time. The check "
+        "simulates the GPU: queued and seconds are the lengths of the earlier tasks and of this "
+        "one.",
+        gpu_seconds,
         (
-            "For each parameter, there is a weight, a gradient and Adam's two moments.",
-            "That is 16 bytes per parameter, or 16 GB for a billion of them. Divide the memory by "
-            "that of a rank, and round down.",
+            "Which part of the program knows when the GPU begins the task?",
+            "clock is a task, too: append it before and after.",
         ),
-        _calls(
-            ranks_that_fit,
-            _why_fit,
-            [(80, 0.5, 0.1, 2), (16, 0.5, 0.1, 2), (8, 1, 1, 0)],
-            f": {ranks_that_fit(16, 0.5, 0.1, 2)} ranks fit on the GPU of 16 GB",
-        ),
+        _on_simulated_gpu,
         (
-            (lambda m, c, p, a: int(m // (16 * p + a)), "each process has its own context"),
-            (lambda m, c, p, a: int(m // (c + 4 * p + a)), "Adam keeps a gradient and two moments"),
-            (lambda m, c, p, a: math.ceil(m / (c + 16 * p + a)), "a whole number: round down"),
+            (
+                lambda gpu, clock, task: -clock() + (gpu.submit(task), clock())[1],
+                "the call returns at once: let the GPU note the time",
+            ),
+            (
+                lambda gpu, clock, task: -clock() + (gpu.submit(task).result(), clock())[1],
+                "this contains the earlier tasks in the queue",
+            ),
+            (
+                lambda gpu, clock, task: -clock() + (task(), clock())[1],
+                "the program executes the task itself: submit it to the GPU",
+            ),
         ),
     ),
     Task(

@@ -324,8 +324,9 @@ def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > SHOWN else ""
-    messages = [f"  {step}" for step in steps[-SHOWN:]]
-    return "\n".join([f"{mode} with {workers} workers{more}:", *messages, wrong])
+    return "\n".join(
+        [f"{mode} with {workers} workers{more}:", *(f"  {step}" for step in steps[-SHOWN:]), wrong]
+    )
 
 
 def _wrong(push: Handled, steps: list[Step]) -> str:

@@ -54,8 +54,7 @@ def _decided(answer: Answer, rank: int, n: int) -> list[Any]:
 
 
 def _plain(decision: Any) -> Any:
-    single = isinstance(decision, Tensor) and decision.numel() == 1
-    return bool(decision) if single else decision
+    return bool(decision) if isinstance(decision, Tensor) and decision.numel() == 1 else decision
 
 
 def _all_decide(rank: int, n: int) -> list[Any]:
@@ -70,10 +69,12 @@ def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
     sums = [sum(loss_of(r, case) for r in range(n)) < LIMIT for case in LOSSES]
     if results[0] == sums:
         return "it compares the sum of the losses: divide it by the number of ranks"
-    pairs = zip(LOSSES, results[0], expected[0], strict=True)
-    case, got = next((case, got) for case, got, right in pairs if not same(got, right))
-    losses = [loss_of(r, case) for r in range(n)]
-    return f"with losses {losses} and limit {LIMIT}, it returns {got}"
+    case, got = next(
+        (case, got)
+        for case, got, right in zip(LOSSES, results[0], expected[0], strict=True)
+        if not same(got, right)
+    )
+    return f"with losses {[loss_of(r, case) for r in range(n)]} and limit {LIMIT}, it returns {got}"
 
 
 # -- through the host ----------------------------------------------------------------------

@@ -32,8 +32,12 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
         writer.add_operation(op, rank, begin * MS, end * MS, **fields)
-    ranks = {r: RankInfo(f"rank {r}", "rank") for r in range(n)}  # on no device
-    return writer.trace(name, backend="drawn", simulated=False, ranks=ranks)
+    return writer.trace(
+        name,
+        backend="drawn",
+        simulated=False,
+        ranks={r: RankInfo(f"rank {r}", "rank") for r in range(n)},  # on no device
+    )
 
 
 def with_info(trace: Trace, **facts: Any) -> Trace:
@@ -105,8 +109,10 @@ def two_messages_and_a_deadlock() -> Trace:
 
 def six_in_a_ring() -> Trace:
     """A ring of six ranks."""
-    trace = simulate("ring", 6, 1536, Network(Link(alpha=2e-4, beta=1e-6)))
-    return with_info(trace, name="all-reduce of 1.5 KiB")
+    return with_info(
+        simulate("ring", 6, 1536, Network(Link(alpha=2e-4, beta=1e-6))),
+        name="all-reduce of 1.5 KiB",
+    )
 
 
 def halves() -> Trace:
@@ -185,8 +191,12 @@ def four_mebibytes_twice() -> Trace:
     """Messages of 1, 2 and 4 MiB, then 4 MiB in four messages."""
     bars = [(0, 3, 1), (4, 8, 2), (9, 15, 4), *((18 + 3 * i, 21 + 3 * i, 1) for i in range(4))]
     sends = [send(0, begin, end, 1, size * MIB) for begin, end, size in bars]
-    recvs = [recv(1, begin, end, 0, size * MIB) for begin, end, size in bars]
-    return script(2, "seven messages", *sends, *recvs)
+    return script(
+        2,
+        "seven messages",
+        *sends,
+        *(recv(1, begin, end, 0, size * MIB) for begin, end, size in bars),
+    )
 
 
 def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
@@ -194,9 +204,8 @@ def two_hosts(algorithm: str = "hierarchical", slow: float = 3.0) -> Trace:
     size = 12 * MIB
     network = Network.hosts(2, 3, Link(0.0, 1.25 * MS / size), Link(1 * MS, 3 * MS / size))
     options = {"devices_per_host": 3} if algorithm == "hierarchical" else {}
-    slowed = Stragglers(slow={4: slow})
     return with_info(
-        simulate(algorithm, 6, size, network, stragglers=slowed, **options),
+        simulate(algorithm, 6, size, network, stragglers=Stragglers(slow={4: slow}), **options),
         name="all-reduce of 12 MiB",
     )
 
@@ -209,8 +218,9 @@ def one_step() -> Trace:
     writer.add_operations(Op.MARK, begin, begin + 2 * MS, attributes={"label": "forward"})
     writer.add_operations(Op.MARK, begin + 2 * MS, begin + 5 * MS, attributes={"label": "backward"})
     tensor = {"nbytes": size, "shape": (size // 4,), "dtype": "float32"}
-    gradients = {"gradients": True}
-    writer.add_operations(Op.ALL_REDUCE, begin + 5 * MS, end, attributes=gradients, **tensor)
+    writer.add_operations(
+        Op.ALL_REDUCE, begin + 5 * MS, end, attributes={"gradients": True}, **tensor
+    )
     writer.add_operations(Op.MARK, end, end + MS, attributes={"label": "update"})
     return with_info(writer.trace("data parallel"), name="a step of training")
 
@@ -273,8 +283,9 @@ def central_steps() -> Trace:
 def ahead_of_the_slowest() -> Trace:
     """Three workers, one of them slow, with a staleness bound."""
     slow = Stragglers(slow={1: 2.5})
-    link = Link(alpha=0.5 * MS, beta=0)
-    played = parameter_server(3, [4096], 1, link, 8 * MS, steps=5, staleness=2, stragglers=slow)
+    played = parameter_server(
+        3, [4096], 1, Link(0.5 * MS, 0), 8 * MS, steps=5, staleness=2, stragglers=slow
+    )
     return with_info(played.trace, name="five gradients each")
 
 
@@ -297,8 +308,12 @@ def counted_to_the_end() -> Trace:
     trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
-    ends = {dead: RankEnd("died", "it was killed")}
-    return with_info(trace, ranks=ranks, ends=ends, consistency=Consistency("dist_sync"))
+    return with_info(
+        trace,
+        ranks=ranks,
+        ends={dead: RankEnd("died", "it was killed")},
+        consistency=Consistency("dist_sync"),
+    )
 
 
 def _request(
@@ -331,33 +346,26 @@ def three_hosts() -> Trace:
     return with_info(trace, name="all-reduce of 3 MiB", ranks=ranks, clocks=clocks)
 
 
-def two_gpus(device_seconds: float = 9 * MS) -> Trace:
-    """Two steps of two ranks with a GPU each: a call returns long before the GPU is done.
-
-    Args:
-        device_seconds: duration of an all-reduce on the GPU [s].
-    """
+def two_gpus() -> Trace:
+    """A step of two ranks with a GPU each: a call returns long before the GPU is done."""
     lines, item = list[Line](), {"label": "x[0].item()"}
     for rank in range(2):
-        device = {"device": f"cuda:{rank}", "stream": 7, "device_seconds": device_seconds}
-        for at in (0.0, 16.0):
-            done = at + 5 + device_seconds / MS
-            lines += [
-                mark(rank, at, at + 2, "backward"),
-                all_reduce(rank, at + 2, at + 2.5, 16 * MIB, attributes=device),
-                mark(rank, at + 2.5, at + 5.5, "load"),
-                recv(rank, at + 5.5, done + 0.1, 2 + rank, 4, attributes=item),
-                mark(rank, done + 0.1, at + 16, "update"),
-                mark(2 + rank, at + 0.5, at + 5, "backward"),
-                mark(2 + rank, at + 5, done, "sum"),
-                send(2 + rank, done, done + 0.1, rank, 4, attributes=item),
-                mark(2 + rank, done + 0.5, at + 16.4, "update"),
-            ]
-    lanes = [
-        *(RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)),
-        *(RankInfo(f"GPU {r}", "device") for r in range(2)),
-    ]
-    return with_info(script(4, "two GPUs", *lines), ranks=dict(enumerate(lanes)))
+        lines += [
+            mark(rank, 0, 2, "backward"),
+            all_reduce(rank, 2, 3, 16 * MIB),
+            mark(rank, 3, 6, "load"),
+            recv(rank, 6, 14.1, 2 + rank, 4, attributes=item),
+            mark(rank, 14.1, 16.5, "update"),
+            mark(2 + rank, 0.5, 5, "backward"),
+            mark(2 + rank, 5, 14, "sum"),
+            send(2 + rank, 14, 14.1, rank, 4, attributes=item),
+            mark(2 + rank, 14.6, 17, "update"),
+        ]
+    return with_info(
+        script(4, "two GPUs", *lines),
+        ranks={r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
+        | {2 + r: RankInfo(f"GPU {r}", "device") for r in range(2)},
+    )
 
 
 def two_devices() -> Trace:
@@ -402,8 +410,7 @@ def a_script() -> Trace:
     for rank in (0, 2, 3):
         begin = 63 + (14 if rank == 3 else 8)
         lines += [mark(rank, 63, begin, "compute"), gradients(rank, begin, math.inf)]
-    ends = {1: RankEnd("returned")}
-    return with_info(script(4, "a script", *lines), ends=ends)
+    return with_info(script(4, "a script", *lines), ends={1: RankEnd("returned")})
 
 
 def job_of_four_stages() -> Trace:
@@ -411,8 +418,15 @@ def job_of_four_stages() -> Trace:
     model = Transformer(
         layers=24, hidden=8192, heads=64, kv_heads=8, inner=28_672, vocabulary=128_256
     )
-    layout = Layout(dp=8, pp=4, tp=8, world=256)
-    job = Job(model, layout, H100, batch=48, sequence=8192, flash=True, zero=1)
+    job = Job(
+        model,
+        Layout(dp=8, pp=4, tp=8, world=256),
+        H100,
+        batch=48,
+        sequence=8192,
+        flash=True,
+        zero=1,
+    )
     return with_info(job.trace, name="a simulated step")
 
 
@@ -452,8 +466,11 @@ def scheduled_functions() -> Trace:
     trace = script(4, "seven functions", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
-    replaced = [Replacement(2, "worker 2", "it was killed", died * MS)]
-    return with_info(trace, ranks=ranks, replaced=replaced)
+    return with_info(
+        trace,
+        ranks=ranks,
+        replaced=[Replacement(2, "worker 2", "it was killed", died * MS)],
+    )
 
 
 #: The run of each lesson's concept check.

@@ -79,11 +79,17 @@ def trial(answer: Answer) -> Iterator[Criterion]:
         if wrong := _wrong(sizes, run.results):
             raise WrongAnswer(f"ranks with {_listed(sizes)} examples: {wrong}", run.trace)
         traces.append(run.trace)
-    several = ", then ".join(map(_listed, SIZES))
-    yield Criterion("values", f"correct on ranks with {several} examples")
+    yield Criterion(
+        "values", f"correct on ranks with {', then '.join(map(_listed, SIZES))} examples"
+    )
     sent = measured(traces[0])
-    more = "one all-reduce of the sum and the number together suffices"
-    yield at_most("calls", sent["calls"] + sent["messages"], 1, more, traces[0])
+    yield at_most(
+        "calls",
+        sent["calls"] + sent["messages"],
+        1,
+        "one all-reduce of the sum and the number together suffices",
+        traces[0],
+    )
 
 
 def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
@@ -115,8 +121,10 @@ def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
     yield f"{sum(means):.4g} is the sum of the ranks' means", [sum(means)] * n
     yield f"{total / n:.4g} is the sum divided by the number of ranks", [total / n] * n
     yield f"{total:.4g} is the sum: divide it", [total] * n
-    own = [total / len(r) if len(r) else math.nan for r in rows]
-    yield "each rank divides the sum by its own number of examples", own
+    yield (
+        "each rank divides the sum by its own number of examples",
+        [total / len(r) if len(r) else math.nan for r in rows],
+    )
     yield "each rank returns the mean of its own examples", means
 
 
