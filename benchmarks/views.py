@@ -164,7 +164,7 @@ def long_trace(events: int) -> Trace:
 
 def _static(events: int) -> float:
     """Return the size of the static picture of a trace [kB]."""
-    from distkit.views import Timeline
+    from distkit.views.timeline.view import Timeline
 
     return len(Timeline(long_trace(events))._svg().encode()) / 1000
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from distkit.recording.gradients import watch_gradients
     from distkit.recording.recorder import mark
     from distkit.trace.trace import Trace
-    from distkit.views import Compare, Gradients, Servers, Stage, Tensors, Timeline
+    from distkit.views.compare import Compare
+    from distkit.views.scenes import Gradients, Servers, Stage, Tensors
+    from distkit.views.timeline.view import Timeline
     from distkit_course import check, concept_check, hint, predict, solution
     from distkit_experiments import Experiment, sweep
 
@@ -48,7 +50,10 @@ _HOMES = {
     "distkit.diagnosis.equality": ["equal"],
     "distkit.recording.recorder": ["mark"],
     "distkit.recording.gradients": ["watch_gradients"],
-    "distkit.views": ["Compare", "Gradients", "Servers", "Stage", "Tensors", "Timeline"],
+    # views
+    "distkit.views.compare": ["Compare"],
+    "distkit.views.scenes": ["Gradients", "Servers", "Stage", "Tensors"],
+    "distkit.views.timeline.view": ["Timeline"],
     # fault injection
     "distkit.recording.faults": ["inject_faults"],
     # controls that start runs

@@ -219,8 +219,9 @@ def _bench(args: argparse.Namespace, remaining: list[str]) -> None:
         args.wrong(f"unknown benchmark {args.name!r}: choose {', '.join(benchmarks.ALL)} or all")
     names = benchmarks.ALL if args.name == "all" else [args.name]
     log = partial(print, file=sys.stderr, flush=True)
-    options = {"stand_in": args.stand_in} if args.stand_in else {}
-    report = benchmarks.measure(names, args.reps, log, **options)
+    report = benchmarks.measure(
+        names, args.reps, log, **({"stand_in": args.stand_in} if args.stand_in else {})
+    )
     print(report.to_json() if args.json else report)
 
 

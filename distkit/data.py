@@ -568,6 +568,11 @@ def _digits() -> tuple[Tensor, Tensor]:
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DistkitError("the digits are part of scikit-learn. Run: pip install scikit-learn")
-    file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
-    table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
+    table = torch.from_numpy(
+        np.loadtxt(
+            Path(package.origin).parent / "datasets/data/digits.csv.gz",
+            delimiter=",",
+            dtype=np.float32,
+        )
+    )
     return table[:, :-1] / 16, table[:, -1].long()

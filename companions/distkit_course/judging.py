@@ -86,5 +86,10 @@ def _trace_bytes(trace: Trace | None) -> bytes:
 def row(name: str, status: str, worth: int, message: str) -> dict[str, Any]:
     """Return a row of a report, with a criterion, its points and their maximum."""
     points = worth if status == PASS else 0
-    text = message[:MAX_MESSAGE]
-    return {"criterion": name, "status": status, "points": points, "max": worth, "message": text}
+    return {
+        "criterion": name,
+        "status": status,
+        "points": points,
+        "max": worth,
+        "message": message[:MAX_MESSAGE],
+    }

@@ -437,9 +437,9 @@ def _compare_numbers(guess: list[float], actual: float | Sequence[float | str]) 
         return PASS, "exactly right"
     lines = [f"[{n}] {_format(guess[n])}: {results[n][1]}" for n in wrong[:MAX_ITEMS]]
     omitted = [f"and {len(wrong) - MAX_ITEMS} more"] * (len(wrong) > MAX_ITEMS)
-    right = f"{len(results) - len(wrong)} of {len(results)} are right"
-    close = all(status in (PASS, CLOSE) for status, _ in results)
-    return CLOSE if close else FAIL, "\n".join([right, *lines, *omitted])
+    status = CLOSE if all(status in (PASS, CLOSE) for status, _ in results) else FAIL
+    score = len(results) - len(wrong)
+    return status, "\n".join([f"{score} of {len(results)} are right", *lines, *omitted])
 
 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:

@@ -17,7 +17,8 @@ import anywidget
 import traitlets
 
 from distkit.errors import DistkitError
-from distkit.views import Servers, Timeline
+from distkit.views.scenes import Servers
+from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit_course.content.runs import OF_SERVERS, RUNS
 from distkit_course.predictions import Comparison, Prediction, StaticForm

@@ -17,7 +17,8 @@ from distkit._format import human_seconds
 from distkit.errors import RunInterrupted, RunStopped
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views import Gradients, Servers, Stage, Timeline
+from distkit.views.scenes import Gradients, Servers, Stage
+from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import esm_of
 from distkit_experiments.results import Activity, to_html
 
@@ -199,8 +200,7 @@ class Tabs:
     def _create_view(self) -> None:
         index = self.widget.selected_index
         if index and not self.widget.children[index].children:
-            picture = VIEWS[self._names[index - 1]]
-            self.widget.children[index].children = [picture(self._trace)]
+            self.widget.children[index].children = [VIEWS[self._names[index - 1]](self._trace)]
 
 
 def _close(widgets: Iterable[Any]) -> None:

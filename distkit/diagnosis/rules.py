@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 
 from distkit.diagnosis.findings import Finding, fill, lines_of
 from distkit.events import Span
@@ -99,7 +98,11 @@ def headline(text: str, line: str = "") -> str:
     if (match := _WRONG_OP.search(text)) is not None:
         return f"TypeError: op is {match[1]}, not a dist.ReduceOp"
     first = (text.splitlines() or ["an exception"])[0].removesuffix(": ")
-    return shorten(first, _MAX_CHARS, placeholder=" …") if len(first) > _MAX_CHARS else first
+    return (
+        first
+        if len(first) <= _MAX_CHARS
+        else re.sub(r" \S{0,20}$", " ", first[: _MAX_CHARS - 1]) + "…"
+    )
 
 
 def _is_empty_batch(text: str, line: str) -> bool:

@@ -92,7 +92,7 @@ class Trace(EventLog):
         return to_html(self, path)
 
     def _ipython_display_(self) -> None:
-        from distkit.views import Timeline
+        from distkit.views.timeline.view import Timeline
 
         Timeline(self)._ipython_display_()
 

@@ -10,7 +10,7 @@ import steps
 from ipywidgets.widgets.widget import _put_buffers
 from sheets import RESULTS, settle, to_base64
 
-from distkit.views import Cockpit
+from distkit.views.cockpit import Cockpit
 from distkit.views.widget.assets import css, esm
 
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark">

@@ -11,7 +11,8 @@ from sheets import RESULTS, Sheet, settle
 from traces import DEMOS, big, odd_values, ring
 
 from distkit.trace.trace import Trace
-from distkit.views import Timeline, to_html
+from distkit.views.timeline.view import Timeline
+from distkit.views.widget.page import to_html
 
 
 @pytest.fixture(scope="module")

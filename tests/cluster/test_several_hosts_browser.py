@@ -6,7 +6,7 @@ from typing import Any
 from sheets import Sheet, settle
 from traces import on_hosts, parameter_server
 
-from distkit.views import Timeline
+from distkit.views.timeline.view import Timeline
 
 HOSTS = ("alpha", "beta", "gamma")
 

@@ -11,7 +11,7 @@ from traces import MS, Script, ring, summary
 
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views import to_html
+from distkit.views.widget.page import to_html
 
 
 def watched() -> Trace:

@@ -55,8 +55,9 @@ def healthy_facts() -> Facts:
 
 def failed_checks(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return the kind, level and hosts of each failed check."""
-    checks = Report(facts).checks
-    return [(c.kind, str(c.level), c.hosts) for c in checks if c.level is not Level.OK]
+    return [
+        (c.kind, str(c.level), c.hosts) for c in Report(facts).checks if c.level is not Level.OK
+    ]
 
 
 def test_healthy_machines_have_no_failures() -> None:

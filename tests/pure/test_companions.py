@@ -33,8 +33,13 @@ def test_missing_companion_error_names_the_package() -> None:
                 print(error)
         print(dk.Cluster.__name__, "Experiment" in dir(dk))
     """
-    command = [sys.executable, "-Werror", "-c", code]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-Werror", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     *messages, hosts, last = ran.stdout.splitlines()
     assert hosts.startswith("distkit_hosts is not installed.")

@@ -528,8 +528,7 @@ def test_two_causes_are_two_findings():
 
 def test_computing_rank_is_not_a_hang():
     trace = Simulation([[all_reduce(3)], [barrier(4, group="1")]], {"1": [1]}).run().live()
-    running = Trace(trace, traces.info(trace.info, ends={}))
-    (f,) = diagnose(running)
+    (f,) = diagnose(Trace(trace, traces.info(trace.info, ends={})))
     assert (f.kind, f.culprits, f.waiting, f.hang) == ("straggler", (1,), (0,), False)
     assert "for rank 1, which is not communicating" in f.message
     released = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from traces import ring
 
-from distkit.views import Gradients, Stage, Tensors, Timeline
 from distkit.views.scene.theme import INK, INK_DARK, PAPER_DARK, RANKS_LIGHT
+from distkit.views.scenes import Gradients, Stage, Tensors
+from distkit.views.timeline.view import Timeline
 
 VIEWS = [Timeline, Stage, Tensors, Gradients]
 

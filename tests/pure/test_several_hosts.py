@@ -13,8 +13,10 @@ from traces import on_hosts
 
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views import Compare, Stage, Timeline
+from distkit.views.compare import Compare
+from distkit.views.scenes import Stage
 from distkit.views.timeline.columns import Columns
+from distkit.views.timeline.view import Timeline
 from distkit_hosts.causality import cross_host_messages, enforce_causality
 
 HOSTS = ("alpha", "alpha", "beta", "gamma")

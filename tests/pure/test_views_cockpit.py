@@ -13,9 +13,8 @@ from traces import Script
 
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import Op
-from distkit.views import Cockpit
+from distkit.views.cockpit import Cockpit, remarks, to_svg, to_table
 from distkit.views.cockpit import project as snapshot
-from distkit.views.cockpit import remarks, to_svg, to_table
 from distkit.views.timeline.columns import Columns
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,9 +19,9 @@ from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import Recorder, to_table
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
-from distkit.views import Gradients
 from distkit.views.gradients import Reduced, agreement, draw, project, reduced
 from distkit.views.scene.renderer import to_svg
+from distkit.views.scenes import Gradients
 
 OWN = [[1.0, 0.0, 2.0, -1.0], [3.0, 1.0, 0.0, -1.0]]
 SUM = [4.0, 1.0, 2.0, -2.0]

@@ -7,7 +7,8 @@ import traces
 from traces import ring
 
 from distkit.trace.trace import Trace
-from distkit.views import Gradients, Stage, Tensors, Timeline
+from distkit.views.scenes import Gradients, Stage, Tensors
+from distkit.views.timeline.view import Timeline
 from distkit.views.widget.view import View
 
 NEVER = 3600.0

@@ -13,9 +13,8 @@ from traces import DEMOS, MS, Script, big, odd_values, ping_pong, ring, summary
 from benchmarks.views import long_trace
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views import to_html
 from distkit.views.widget import page as page_module
-from distkit.views.widget.page import _json
+from distkit.views.widget.page import _json, to_html
 
 
 class Page(HTMLParser):

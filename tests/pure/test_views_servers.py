@@ -21,8 +21,8 @@ from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, updatin
 from distkit.recorded import recorded
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
-from distkit.views import Servers
 from distkit.views.scene.renderer import to_svg
+from distkit.views.scenes import Servers
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence, verdicts
 from distkit.views.servers.scene import LAST_BIN, TOKEN, draw, histogram

@@ -11,8 +11,8 @@ from traces import MS, Script, summary
 
 from distkit.events import Event, Op, State, Summary
 from distkit.trace.trace import Trace
-from distkit.views import Tensors
 from distkit.views.scene.renderer import to_svg
+from distkit.views.scenes import Tensors
 from distkit.views.tensors import MAX_RANKS, draw
 
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")

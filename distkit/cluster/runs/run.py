@@ -28,7 +28,7 @@ from distkit.recording import faults
 if TYPE_CHECKING:
     from distkit.diagnosis.findings import Finding
     from distkit.trace.trace import Trace
-    from distkit.views import Timeline
+    from distkit.views.timeline.view import Timeline
 
 #: A notebook shows the timeline of a run that takes longer than this [s].
 TIMELINE_DELAY = 1.0
@@ -64,7 +64,7 @@ class Run:
         """Show the timeline, at most once in a cell."""
         from IPython.display import display
 
-        from distkit.views import Timeline
+        from distkit.views.timeline.view import Timeline
 
         if self._timeline is not None:
             self._timeline.remove()
@@ -218,7 +218,7 @@ def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] =
                 break
         from IPython.display import display
 
-        from distkit.views import Timeline
+        from distkit.views.timeline.view import Timeline
 
         run._timeline = Timeline(run)
         display(run._timeline)
