@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
@@ -240,8 +241,7 @@ def peak_activations(orders: Orders) -> list[int]:
     >>> peak_activations(gpipe(4, 8)), peak_activations(one_f_one_b(4, 8))
     ([8, 8, 8, 8], [4, 3, 2, 1])
     """
-    change = {"F": 1, "B": -1, "I": 0, "W": -1}
-    return [max(accumulate(change[action.kind] for action in order)) for order in orders]
+    return [max(accumulate((a.kind == "F") - (a.kind in "BW") for a in order)) for order in orders]
 
 
 @dataclass(frozen=True, repr=False)
@@ -306,8 +306,7 @@ class PipelineSchedule(Described):
             ValueError: The schedule does not support these numbers.
         """
         self.check(ranks, microbatches, chunks)
-        looped = [chunks] if self.looped else []
-        return self.schedule(ranks, microbatches, *looped)
+        return self.schedule(ranks, microbatches, *([chunks] if self.looped else []))
 
     def bubble_fraction(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
         """Return the fraction of a step in which a rank is idle."""
@@ -316,7 +315,14 @@ class PipelineSchedule(Described):
 
     def activations(self, rank: int, ranks: int, microbatches: int, chunks: int = 1) -> int:
         """Return the peak number of micro-batches that a rank stores."""
-        return peak_activations(self.orders(ranks, microbatches, chunks))[rank]
+        return _peak_activations(self, ranks, microbatches, chunks)[rank]
+
+
+@cache  # a job asks for each rank
+def _peak_activations(
+    schedule: PipelineSchedule, ranks: int, microbatches: int, chunks: int
+) -> list[int]:
+    return peak_activations(schedule.orders(ranks, microbatches, chunks))
 
 
 def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
@@ -326,8 +332,7 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
     """Return (p-1)/(m·v); if m < p, a rank also waits p-m before each further stage."""
-    late = max(0, ranks - microbatches)
-    return (ranks - 1 + (chunks - 1) * late) / (microbatches * chunks)
+    return (ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)) / (microbatches * chunks)
 
 
 def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
