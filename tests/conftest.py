@@ -27,7 +27,7 @@ from waiting import alive
 from benchmarks.lab import Lab, browse, isolated_environment, missing, serve
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, Page
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
@@ -263,18 +263,18 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    external_requests: list[str] = field(default_factory=list)  # all were blocked
+    external_requests: list[str] = field(default_factory=list)  # all failed
 
     def __post_init__(self) -> None:
         self.page.on(
             "pageerror", lambda e: LATE_SCRIPT not in str(e) and self.errors.append(str(e))
         )
         self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
-        self.page.route(lambda url: urlsplit(url).hostname not in ("127.0.0.1", None), self._block)
-
-    def _block(self, route: Route) -> None:
-        self.external_requests.append(route.request.url)
-        route.abort()
+        local = "127.0.0.1", None
+        self.page.on(
+            "request",
+            lambda r: urlsplit(r.url).hostname in local or self.external_requests.append(r.url),
+        )
 
 
 @pytest.fixture
