@@ -16,7 +16,7 @@ import distkit as dk
 cluster = dk.Cluster(4)
 """
 PANEL = """
-def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
+def train(batch=32, lr=0.2, algorithm="ring", steps=10, fail=False):
     images, labels = dk.data.shard(*dk.demos.digits())
     net = dk.demos.model()
     reduce = dk.algorithms.ring_all_reduce if algorithm == "ring" else dist.all_reduce
@@ -26,7 +26,7 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
             mine = images[rows], labels[rows]
             loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
-            if steps > 40:  # leaves the browser time, and keeps the trace short
+            if steps > 10:  # leaves the browser time, and keeps the trace short
                 time.sleep(0.1)
             if fail and dist.get_rank() == 1:
                 raise RuntimeError("on purpose")
@@ -34,12 +34,12 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=40, fail=False):
 
 experiment = dk.Experiment(
     train, cluster, batch=(8, 128), lr=(0.01, 1.0), algorithm=["ring", "gloo"], ranks=(2, 6),
-    straggler=(0, 0.5), fail=False, steps=[40, 100_000],
+    straggler=(0, 0.5), fail=False, steps=[10, 100_000],
 )
 experiment
 """
 RUNS = "print([(p['batch'], p['steps'], p['fail']) for p, run in experiment.runs])"
-SWEEP = "experiment.sweep(batch=[8, 32, 128], algorithm=['ring', 'gloo'], steps=40, fail=False);"
+SWEEP = "experiment.sweep(batch=[8, 32, 128], algorithm=['ring', 'gloo'], steps=10, fail=False);"
 CLOSE = "experiment.close(); print('after', cluster.run(dist.get_rank).results); cluster.stop()"
 
 ROWS = ".distkit-experiment .dkx-table tr"
@@ -112,8 +112,8 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     save_screenshots(page, {"experiment-failed": page.locator(".distkit-experiment")})
 
     run_cell(page, 2)
-    message = outputs(page, "[(37, 40, False)")
-    assert "[(37, 40, False), (37, 100000, False), (37, 40, False), (37, 40, True)]\n" in message
+    message = outputs(page, "[(37, 10, False)")
+    assert "[(37, 10, False), (37, 100000, False), (37, 10, False), (37, 10, True)]\n" in message
 
     run_cell(page, 3)
     swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
