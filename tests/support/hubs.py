@@ -28,7 +28,7 @@ from waiting import wait_until
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 #: User names, and the uid of the first one.
-USERS, FIRST = ("ada", "bob", "cyd"), 61001
+USERS, FIRST = ("ada", "bob"), 61001
 
 #: The hub's configuration. Requests return when their action is done, at most after the timeout.
 _CONFIG = """
