@@ -50,7 +50,7 @@ HOSTILE_KINDS = [
     "a patched judge",
     "a daemon that writes later",
 ]
-BENIGN = "ada", "bob", "zoe"
+BENIGN = "bob", "zoe"
 
 
 class Graded:
@@ -61,7 +61,7 @@ class Graded:
         (folder / "in").mkdir()
         for name in BENIGN:
             wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); swap(x, y)")
-            padding = ("\ufeff" + "\n" * 200_000) * (name == "ada")
+            padding = ("\ufeff" + "\n" * 200_000) * (name == "bob")
             self._write(folder, f"{name}.py", padding + CORRECT + "\n\n" + wrong * (name == "bob"))
         self._write(folder, "none.ipynb", "null")
         pairs = zip(HOSTILE_KINDS, FAST_EXERCISES[: len(HOSTILE_KINDS)], strict=True)
