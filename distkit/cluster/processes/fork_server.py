@@ -66,6 +66,7 @@ class ForkServer:
     """
 
     def __init__(self, channel: Channel) -> None:
+        gc.disable()  # imports take a quarter longer with it; do_fork collects
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, Forked] = {}  # by pid
         self.late: set[str] = set()  # modules to import once no child is left
@@ -146,15 +147,13 @@ class ForkServer:
         gc.collect()
         gc.freeze()  # the collector would write to every shared page, and thereby copy it
         try:
-            pid = os.fork()
+            if (pid := os.fork()) == 0:
+                self._child(fd, target, folder, log, kwargs)
+            self.children[pid] = Forked(number, folder, f"{folder}/{log}")
         except OSError as error:  # out of memory or processes; closing the lifeline reports it
             print(f"distkit: cannot fork: {error}", file=sys.stderr)
+        finally:
             os.close(fd)
-            return
-        if pid == 0:
-            self._child(fd, target, folder, log, kwargs)
-        os.close(fd)
-        self.children[pid] = Forked(number, folder, f"{folder}/{log}")
 
     def do_kill(self, fd: int | None, numbers: Collection[int], discard_logs: bool = False) -> None:
         """Kill children and their descendants; optionally discard their logs."""
@@ -185,6 +184,7 @@ class ForkServer:
     ) -> None:
         """Run the forked process; never returns."""
         status = 1
+        gc.enable()
         try:
             os.setsid()  # its own process group, which includes its children
             die_with_parent()
