@@ -165,12 +165,14 @@ def test_machine_without_distkit_raises(head: Head, hosts: Laboratory) -> None:
 
 def test_machine_without_torch_raises(head: Head, hosts: Laboratory) -> None:
     with hide_folder(hosts, "beta", Path(torch.__file__).parent):
-        assert_start_fails(head, SSH, "torch is not installed on beta", "-m pip install torch")
+        assert_start_fails(
+            head, "hosts={'beta': 1}", "torch is not installed on beta", "-m pip install torch"
+        )
 
 
 def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> None:
     with shrink_filesystem(hosts, "beta", "/tmp"):
-        assert_start_fails(head, SSH, "on beta: ", "/tmp", "TMPDIR")
+        assert_start_fails(head, "hosts={'beta': 1}", "on beta: ", "/tmp", "TMPDIR")
 
 
 # -- MPI ------------------------------------------------------------------------------------
