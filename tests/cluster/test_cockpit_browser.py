@@ -169,6 +169,7 @@ def test_library_code_can_be_collapsed_into_the_calling_line(open_cockpit: Any) 
 
 def test_keys_act_like_buttons_and_do_not_propagate(open_cockpit: Any, tab: Any) -> None:
     link = open_cockpit(steps.ring())
+    tab.page.emulate_media(reduced_motion="reduce")  # no flashes to wait for
     link.root.focus()
     for key, position in (
         ("n", 1),
