@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -71,6 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
     items.sort(key=_sort_key)
+    gc.freeze()  # the collector would scan the imported modules in each full collection
 
 
 def _sort_key(item: pytest.Item) -> int:
@@ -270,10 +272,12 @@ class Tab:
             "pageerror", lambda e: LATE_SCRIPT not in str(e) and self.errors.append(str(e))
         )
         self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
-        local = "127.0.0.1", None
         self.page.on(
             "request",
-            lambda r: urlsplit(r.url).hostname in local or self.external_requests.append(r.url),
+            lambda r: (
+                urlsplit(r.url).hostname in ("127.0.0.1", None)
+                or self.external_requests.append(r.url)
+            ),
         )
 
 
