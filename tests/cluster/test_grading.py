@@ -59,10 +59,9 @@ class Graded:
     def __init__(self, folder: Path) -> None:
         self.reports = folder / "reports"
         (folder / "in").mkdir()
-        for name in BENIGN:
-            wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); swap(x, y)")
-            padding = ("\ufeff" + "\n" * 200_000) * (name == "bob")
-            self._write(folder, f"{name}.py", padding + CORRECT + "\n\n" + wrong * (name == "bob"))
+        wrong = solved(TASKS["swap"]).replace("return swap(x, y)", "swap(x, y); swap(x, y)")
+        self._write(folder, "bob.py", "\ufeff" + "\n" * 200_000 + CORRECT + "\n\n" + wrong)
+        self._write(folder, "zoe.py", CORRECT)
         self._write(folder, "none.ipynb", "null")
         pairs = zip(HOSTILE_KINDS, FAST_EXERCISES[: len(HOSTILE_KINDS)], strict=True)
         texts = [hostile_answer(TASKS[name], kind, self.reports) for kind, name in pairs]
