@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_221, 900),
     "distkit/algorithms": Line(1_325, 1_300),
-    "distkit/cluster": Line(3_165, 3_000),
+    "distkit/cluster": Line(3_164, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
     "distkit/kvstore": Line(1_642, 1_700),
     "distkit/recording": Line(1_586, 1_600),
@@ -40,7 +40,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_659, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_677, 16_000),
+    "tests": Line(16_676, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -48,8 +48,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_347, 15_000),
-    "the whole product": Line(25_226, 25_000),
+    "all of distkit": Line(15_346, 15_000),
+    "the whole product": Line(25_225, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(158, 150),
     "names at the top level": Line(27, 23),
