@@ -323,17 +323,19 @@ def devices(trace: Trace) -> Answers:
 
 
 def gpu_ranks(trace: Trace) -> Answers:
-    first = calls(trace, Op.ALL_REDUCE, 0)[0]
-    on_lane = next(s for s in calls(trace, Op.MARK, 2) if s.label == "sum")
-    load = next(s for s in calls(trace, Op.MARK, 0) if s.label == "load")
-    assert first.end == load.start and load.end < on_lane.end  # all of it overlaps
+    call, load, item = (
+        next(s for s in calls(trace, Op.MARK, 0) if s.label == label)
+        for label in ("all_reduce", "load", "x[0].item()")
+    )
+    on_gpu = calls(trace, Op.ALL_REDUCE, 2)[0]
+    assert call.end == load.start and load.end < on_gpu.end  # all of it overlaps
     return (
         "NCCL"
         if len({r.device for r in trace.info.ranks.values() if r.device}) == 2
         else "gloo, through host memory",
-        human_seconds(first.seconds or 0.0),
-        human_seconds(on_lane.seconds or 0.0),
-        next(s.label for s in calls(trace, Op.RECV, 0) if s.start < on_lane.end < s.end),
+        human_seconds(call.seconds or 0.0),
+        human_seconds(on_gpu.seconds or 0.0),
+        item.label if item.start < on_gpu.end < item.end else "",
         human_seconds(load.seconds or 0.0),
     )
 
