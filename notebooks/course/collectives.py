@@ -17,46 +17,46 @@ from distkit_course.task import Answer, Task
 # -- calling an answer -----------------------------------------------------------------
 
 
-def numbers(rank: int, length: int) -> Tensor:
+def initial_values(rank: int, length: int) -> Tensor:
     """Return the initial values of a rank: integers, so that sums are exact in any order."""
     return arange(length, dtype=zeros(0).dtype) % 7 + 10.0 * (rank + 1)
 
 
 def total(rank: int, n: int, length: int) -> Tensor:
     """Return the sum over all ranks."""
-    return stack([numbers(r, length) for r in range(n)]).sum(0)
+    return stack([initial_values(r, length) for r in range(n)]).sum(0)
 
 
-def in_place(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+def call_in_place(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
     """Call ``answer(x)``, and return x."""
-    x = numbers(rank, length)
+    x = initial_values(rank, length)
     answer(x)
     return x
 
 
-def from_root(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+def call_with_root(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
     """Call ``answer(x, src)``, and return x."""
-    x = numbers(rank, length)
+    x = initial_values(rank, length)
     answer(x, root(n, length))
     return x
 
 
 def root(n: int, length: int) -> int:
-    """Return the root of a broadcast: the last rank for one element, then others."""
+    """Return the root of a broadcast: the last rank for one element, or another rank."""
     return (n - length) % n
 
 
-def gathering(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+def call_gather(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
     """Call ``answer(outputs, x)``, and return the outputs."""
     outputs = [zeros(length) for _ in range(n)]
-    answer(outputs, numbers(rank, length))
+    answer(outputs, initial_values(rank, length))
     return cat(outputs)
 
 
-def scattering(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
+def call_scatter(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
     """Call ``answer(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
     output = zeros(length) - 1
-    answer(output, [numbers(rank, length) + part for part in range(n)])
+    answer(output, [initial_values(rank, length) + part for part in range(n)])
     return output
 
 
@@ -69,24 +69,24 @@ def to_all_ranks(x: Tensor) -> None:
     others = [r for r in range(n) if r != rank]
     sending = [dist.isend(mine, r) for r in others]
     for r in others:
-        theirs = empty_like(x)
-        dist.recv(theirs, r)
-        x += theirs
+        received = empty_like(x)
+        dist.recv(received, r)
+        x += received
     for work in sending:
         work.wait()  # type: ignore[union-attr]
 
 
 def through_rank_0(x: Tensor) -> None:
-    """Rank 0 adds, and sends the sum to all: correct, but a bottleneck."""
+    """Rank 0 adds the tensors and sends the sum to all: correct, but a bottleneck."""
     others = range(1, dist.get_world_size())
     if dist.get_rank():
         dist.send(x, 0)
         dist.recv(x, 0)
         return
     for r in others:
-        theirs = empty_like(x)
-        dist.recv(theirs, r)
-        x += theirs
+        received = empty_like(x)
+        dist.recv(received, r)
+        x += received
     for r in others:
         dist.send(x, r)
 
@@ -94,10 +94,10 @@ def through_rank_0(x: Tensor) -> None:
 def receives_first(x: Tensor) -> None:
     """Every rank receives first, so none sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    theirs = empty_like(x)
-    dist.recv(theirs, (rank - 1) % n)
+    received = empty_like(x)
+    dist.recv(received, (rank - 1) % n)
     dist.send(x, (rank + 1) % n)
-    x += theirs
+    x += received
 
 
 def star(x: Tensor, src: int) -> None:
@@ -120,7 +120,7 @@ def chain(x: Tensor, src: int) -> None:
 
 
 def gathers_through_rank_0(outputs: list[Tensor], x: Tensor) -> None:
-    """Rank 0 gets everything and sends everything to all."""
+    """Rank 0 receives all parts and sends all of them to every rank."""
     outputs[dist.get_rank()].copy_(x)
     others = range(1, dist.get_world_size())
     if dist.get_rank():
@@ -167,7 +167,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
         ALL_REDUCES[name],
         f"{name}_all_reduce(x)",
         "sum the tensor x over all ranks, in place and on every rank",
-        in_place,
+        call_in_place,
         total,
         *hints,
         wrong=(
@@ -190,8 +190,8 @@ TASKS: list[Task] = [
         COLLECTIVES["broadcast"],
         "broadcast(x, src)",
         "give every rank the tensor x of rank src",
-        from_root,
-        lambda rank, n, length: numbers(root(n, length), length),
+        call_with_root,
+        lambda rank, n, length: initial_values(root(n, length), length),
         "Every rank that has the tensor can send it on, so the number of ranks that have it can "
         "double in every round.",
         "Number the ranks from the root: relative = (rank - src) % n. The root is relative rank 0.",
@@ -238,8 +238,8 @@ TASKS: list[Task] = [
         COLLECTIVES["all_gather"],
         "all_gather(outputs, x)",
         "put the x of every rank r into outputs[r]",
-        gathering,
-        lambda rank, n, length: cat([numbers(r, length) for r in range(n)]),
+        call_gather,
+        lambda rank, n, length: cat([initial_values(r, length) for r in range(n)]),
         "Put your own x into outputs[rank] first.",
         "In round s, send to the right what you received in the previous round, the x of rank r-s.",
         wrong=(
@@ -266,7 +266,7 @@ TASKS: list[Task] = [
         COLLECTIVES["reduce_scatter"],
         "reduce_scatter(output, inputs)",
         "put the sum over all ranks of inputs[r] into the output of rank r",
-        scattering,
+        call_scatter,
         lambda rank, n, length: total(rank, n, length) + n * rank,
         "It is the first half of the ring all-reduce.",
         "The sum of part p travels around the ring once and ends at rank p, so it starts at "
@@ -280,7 +280,7 @@ TASKS: list[Task] = [
             (
                 lambda output, inputs: in_turn(
                     to_all_ranks,
-                    lambda whole: output.copy_(whole.tensor_split(len(inputs))[dist.get_rank()]),
+                    lambda tensor: output.copy_(tensor.tensor_split(len(inputs))[dist.get_rank()]),
                 )(cat(inputs)),
                 "bytes sent by the busiest rank; Reduce-scatter needs",
             ),
@@ -288,7 +288,7 @@ TASKS: list[Task] = [
             (lambda output, inputs: output.copy_(inputs[dist.get_rank()]), "expected [30]"),
             (
                 lambda output, inputs: in_turn(
-                    to_all_ranks, lambda whole: output.copy_(whole[: len(output)])
+                    to_all_ranks, lambda tensor: output.copy_(tensor[: len(output)])
                 )(cat(inputs)),
                 "on 2 ranks, with 1 element, rank 1 ends with",
             ),

@@ -1,4 +1,4 @@
-"""Exercises on several machines: the traffic of a ring between them, judged by the schedule."""
+"""Exercises on several machines: the bytes that a ring sends between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def best_order(hosts: Sequence[str]) -> list[int]:
 
 
 def bytes_between(hosts: Sequence[str], nbytes: int) -> float:
-    """A rank sends all its messages to another machine if its right neighbor is there."""
+    """A rank sends all its messages to its right neighbor, which may be on another machine."""
     n = len(hosts)
     return sum(hosts[r] != hosts[(r + 1) % n] for r in range(n)) * 2 * (n - 1) * nbytes / n
 
@@ -40,12 +40,12 @@ def placements() -> Iterator[list[str]]:
 
 def sent_between(hosts: list[str]) -> int:
     """Return the bytes that a ring sends between machines, from its schedule."""
-    apart = [
+    crossings = [
         hosts[src] != hosts[dst]
         for t in ring(len(hosts))
         for src, dst in zip(t.src, t.dst, strict=True)
     ]
-    return CHUNK * int(sum(apart))
+    return CHUNK * int(sum(crossings))
 
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
@@ -55,9 +55,9 @@ def open_ended(hosts: list[str], nbytes: int) -> float:
 
 def judge_order(answer: Answer) -> Iterator[Criterion]:
     """Count pairs of neighbors on different machines."""
-    every = [*placements()]
-    outputs = call_answer(answer, [(hosts,) for hosts in every], "hosts={}".format)
-    for at, (hosts, returned) in enumerate(zip(every, outputs, strict=True)):
+    cases = [*placements()]
+    outputs = call_answer(answer, [(hosts,) for hosts in cases], "hosts={}".format)
+    for at, (hosts, returned) in enumerate(zip(cases, outputs, strict=True)):
         case = f"hosts={hosts}"
         if returned is None and not at:
             raise NotAttempted
@@ -69,13 +69,13 @@ def judge_order(answer: Answer) -> Iterator[Criterion]:
                 f"from 0 to {len(hosts) - 1}"
             )
         machines, least = [hosts[r] for r in returned], len(set(hosts))
-        apart = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
-        if apart > (least if least > 1 else 0):
+        crossings = sum(a != b for a, b in zip(machines, [*machines[1:], machines[0]], strict=True))
+        if crossings > (least if least > 1 else 0):
             raise WrongAnswer(
-                f"{case}: in {returned}, {apart} pairs of neighbors are on different machines; "
+                f"{case}: in {returned}, {crossings} pairs of neighbors are on different machines; "
                 f"{least} suffice"
             )
-    yield Criterion("values", f"the best in {len(every):,} placements")
+    yield Criterion("values", f"the best in {len(cases):,} placements")
 
 
 def _why_bytes(returned: Any, expected: float, hosts: list[str], nbytes: int) -> str:

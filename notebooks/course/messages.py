@@ -17,15 +17,15 @@ from distkit_course.content.mistakes import in_turn
 from distkit_course.judges import Program, read_only
 from distkit_course.task import WASTEFUL, Answer, Criterion, Task
 
-#: Delay of the receiver of ``overlap``, and duration of the sender's work [s].
-LATE = 0.06
+#: Duration of the work in ``overlap`` [s].
+WORK_SECONDS = 0.06
 
 
 # -- solutions ---------------------------------------------------------------------------------
 
 
 def relay(x: Tensor) -> None:
-    """Each rank receives, adds 1 and passes on."""
+    """Each rank receives x, adds 1 and passes x on."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
         dist.recv(x, rank - 1)
@@ -59,8 +59,8 @@ def overlap(x: Tensor, work: Answer) -> None:
 def total_of_all(batches: list[Tensor]) -> Tensor:
     """All ranks run as many rounds as the rank with the most batches.
 
-    For sums alone, one all-reduce of each rank's own sum is enough. But in training, the gradients
-    of each batch must be reduced before the next one.
+    For sums alone, a single all-reduce of each rank's sum is enough. But in training, the
+    gradients of each batch must be reduced before the next batch.
     """
     rounds = torch.tensor(len(batches))
     dist.all_reduce(rounds, dist.ReduceOp.MAX)
@@ -75,21 +75,21 @@ def total_of_all(batches: list[Tensor]) -> Tensor:
 # -- common mistakes -----------------------------------------------------------------------
 
 
-def all_to_the_last(x: Tensor) -> None:
-    """Every rank sends before it receives."""
+def sends_to_last_rank(x: Tensor) -> None:
+    """Every rank sends to the last one, instead of to the next."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     x += 1
     if rank < last:
         dist.send(x, last)
         return
-    theirs = torch.zeros_like(x)
+    received = torch.zeros_like(x)
     for r in range(last):
-        dist.recv(theirs, r)
-        x += theirs
+        dist.recv(received, r)
+        x += received
 
 
-def waits_for_the_last(x: Tensor) -> None:
-    """Waits in a ring without a first sender."""
+def receives_around_ring(x: Tensor) -> None:
+    """Every rank receives first, as in a ring, so none sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
     dist.recv(x, (rank - 1) % n)
     x += 1
@@ -148,7 +148,7 @@ def waits_at_once(x: Tensor, work: Answer) -> None:
         dist.recv(x, 0)
 
 
-def leaves_out_half(x: Tensor, work: Answer) -> None:
+def omits_work(x: Tensor, work: Answer) -> None:
     """Is fast because it omits the work."""
     if dist.get_rank() == 0:
         dist.send(x, 1)
@@ -175,8 +175,8 @@ def fewest_batches(batches: list[Tensor]) -> Tensor:
     return total
 
 
-def as_many_as_the_last(batches: list[Tensor]) -> Tensor:
-    """Runs as many rounds as the last rank has batches."""
+def limits_to_last_rank(batches: list[Tensor]) -> Tensor:
+    """Drops batches beyond the number of the last rank's."""
     dist.broadcast(rounds := torch.tensor(len(batches)), dist.get_world_size() - 1)
     return total_of_all(batches[: int(rounds)])
 
@@ -184,28 +184,28 @@ def as_many_as_the_last(batches: list[Tensor]) -> Tensor:
 # -- calling an answer ---------------------------------------------------------------------
 
 
-def _relayed(answer: Answer, rank: int, n: int) -> float:
+def _run_relay(answer: Answer, rank: int, n: int) -> float:
     x = torch.zeros(1)
     answer(x)
     return x.item()
 
 
-def _swapped(answer: Answer, rank: int, n: int) -> list[float]:
+def _run_swap(answer: Answer, rank: int, n: int) -> list[float]:
     x, y = torch.full((8,), rank + 1.0), torch.zeros(8)
     read_only(lambda x: answer(x, y))(x)
     return y.tolist()
 
 
-def _overlapped(answer: Answer, rank: int, n: int) -> list[Any]:
-    x, done = torch.full((4,), 3.0 - 3.0 * rank), list[None]()
+def _run_overlap(answer: Answer, rank: int, n: int) -> list[Any]:
+    x, calls = torch.full((4,), 3.0 - 3.0 * rank), list[None]()
 
     def work() -> None:
         with dk.mark("work"):
-            time.sleep(LATE)
-        done.append(None)
+            time.sleep(WORK_SECONDS)
+        calls.append(None)
 
     answer(x, work)
-    return [len(done), x.tolist()]
+    return [len(calls), x.tolist()]
 
 
 def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
@@ -229,18 +229,18 @@ def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
 BATCHES = (2, 4, 0)
 
 
-def _summed(answer: Answer, rank: int, n: int) -> float | None:
+def _run_total(answer: Answer, rank: int, n: int) -> float | None:
     total = read_only(answer)([torch.full((1,), float(i + 1)) for i in range(BATCHES[rank])])
     return None if total is None else float(total)
 
 
-def _why_relayed(results: list[float], expected: list[float]) -> str:
+def _explain_relay(results: list[float], expected: list[float]) -> str:
     if any(result != 1 for result in results):
         return ""
     return "every rank adds 1 to its own 0: receive from the previous rank first"
 
 
-def _why_summed(results: list[float], expected: list[float]) -> str:
+def _explain_total(results: list[float], expected: list[float]) -> str:
     """Describe which batches were summed."""
     if results == [m * (m + 1) / 2 for m in BATCHES[: len(results)]]:
         return "this is the sum of the rank's own batches"
@@ -262,18 +262,18 @@ TASKS: list[Task] = [
             "The order matters: first receive, then add, then send.",
         ),
         Program(
-            _relayed,
+            _run_relay,
             lambda rank, n: rank + 1.0,
             (3, 2, 4),
             {"messages": (lambda n: 1, "to the next rank")},
-            _why_relayed,
+            _explain_relay,
             into="x",
         ),
         (
             (lambda x: relay(x.clone()), "nothing is written into x: use += or copy_"),
             (lambda x: x.add_(1), "every rank adds 1 to its own 0: receive from the previous rank"),
-            (all_to_the_last, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
-            (waits_for_the_last, "deadlock in waits_for_the_last: "),
+            (sends_to_last_rank, "on 3 ranks, rank 1 has 1.0; expected 2.0"),
+            (receives_around_ring, "deadlock in receives_around_ring: "),
             (
                 lambda x: x.add_(dist.get_rank() + 1),
                 "the ranks send nothing: use what the other ranks have",
@@ -293,7 +293,7 @@ TASKS: list[Task] = [
             "dist.isend, and call wait() after the recv.",
         ),
         Program(
-            _swapped,
+            _run_swap,
             lambda rank, n: [2.0 - rank] * 8,
             (2,),
             {
@@ -328,7 +328,7 @@ TASKS: list[Task] = [
             "Start the send, then work, and then call wait() on the handle.",
         ),
         Program(
-            _overlapped,
+            _run_overlap,
             lambda rank, n: [1, [3.0] * 4],
             (2,),
             {"messages": (lambda n: 1, "")},
@@ -336,7 +336,7 @@ TASKS: list[Task] = [
             _judge_overlap,
         ),
         (
-            (leaves_out_half, "both call work() once, and rank 1 ends with x"),
+            (omits_work, "both call work() once, and rank 1 ends with x"),
             (lambda x, work: work(), "both call work() once, and rank 1 ends with x"),
             (sends_first, "Rank 0 has to work while rank 1 does: between isend and wait"),
             (waits_at_once, "Rank 0 has to work while rank 1 does: between isend and wait"),
@@ -361,11 +361,11 @@ TASKS: list[Task] = [
             "A rank that has no batch left contributes zeros.",
         ),
         Program(
-            _summed,
+            _run_total,
             lambda rank, n: 13.0,
             (3, 2),
             {"calls": (lambda n: 1 + max(BATCHES), "one for the number, one for each batch")},
-            _why_summed,
+            _explain_total,
         ),
         (
             (own_batches, "on 3 ranks:\n"),
@@ -378,7 +378,7 @@ TASKS: list[Task] = [
                 lambda batches: [total_of_all(batches), *(b.zero_() for b in batches)][0],
                 "the arguments must not change",
             ),
-            (as_many_as_the_last, "run as many rounds as the longest list"),
+            (limits_to_last_rank, "run as many rounds as the longest list"),
         ),
         worth=2,
     ),

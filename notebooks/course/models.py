@@ -18,8 +18,8 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 from distkit_simulation.network import Link
 
 
-def known(*mistakes: tuple[Answer, str], otherwise: str = "") -> Callable[..., str]:
-    """Explain a result that equals that of a wrong formula."""
+def explain_mistakes(*mistakes: tuple[Answer, str], otherwise: str = "") -> Callable[..., str]:
+    """Return a function that explains a result if a known wrong formula yields it."""
 
     def why(returned: Any, expected: Any, *case: Any) -> str:
         found = (words for formula, words in mistakes if same(returned, formula(*case)))
@@ -32,7 +32,7 @@ def known(*mistakes: tuple[Answer, str], otherwise: str = "") -> Callable[..., s
 
 
 def chunk_sent(rank: int, step: int, n: int) -> int:
-    """Each rank passes on the chunk of the previous round, in both halves."""
+    """In both halves, each rank passes on the chunk that it received in the previous round."""
     return (rank - step) % n
 
 
@@ -48,7 +48,7 @@ def _why_chunk(returned: Any, expected: int, rank: int, step: int, n: int) -> st
 
 
 def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
-    """Each round doubles the ranks that have the tensor; a round is one message."""
+    """Each round takes one message, and doubles the number of ranks that have the tensor."""
     return math.ceil(math.log2(n)) * (link.alpha + nbytes * link.beta)
 
 
@@ -71,7 +71,7 @@ def crossover(n: int, alpha: float, beta: float) -> float:
     return alpha * (ring - tree) / (beta * (tree - ring / n))
 
 
-_why_crossover = known(
+_why_crossover = explain_mistakes(
     (
         lambda n, a, b: a * (n - 1 - _lg(n)) / (b * _lg(n)),
         "the ring also sends bytes: (n-1)/n of the tensor, twice",
@@ -110,23 +110,23 @@ def judge_schedule(answer: Answer) -> Iterator[Criterion]:
         if len(rounds) < 2:  # the first round is given
             raise NotAttempted
         try:
-            have = count_contributions(rounds, n)
+            counts = count_contributions(rounds, n)
         except ValueError as error:
             raise WrongAnswer(f"n={n}: {error}") from None
-        for rank, chunk, whose in np.argwhere(have > 1):
+        for rank, chunk, contributor in np.argwhere(counts > 1):
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains {have[rank, chunk, whose]} times "
-                f"the contribution of rank {whose}: add it once"
+                f"n={n}: chunk {chunk} of rank {rank} contains the contribution of rank "
+                f"{contributor} {counts[rank, chunk, contributor]} times: add it once"
             )
         sent = count_contributions(rounds[:1], n)[rounds[1].src, rounds[1].chunk]
-        for at in np.flatnonzero((sent < 1).any(axis=1) & (have < 1).any()):
+        for at in np.flatnonzero((sent < 1).any(axis=1) & (counts < 1).any()):
             raise WrongAnswer(
                 f"n={n}: in the second round, rank {rounds[1].src[at]} sends chunk "
-                f"{rounds[1].chunk[at]}, which is not complete on it"
+                f"{rounds[1].chunk[at]}, which is not complete on that rank"
             )
-        for rank, chunk, whose in np.argwhere(have < 1):
+        for rank, chunk, contributor in np.argwhere(counts < 1):
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} lacks the contribution of rank {whose}"
+                f"n={n}: chunk {chunk} of rank {rank} lacks the contribution of rank {contributor}"
             )
     yield Criterion("values", "an all-reduce on 2 to 6 ranks")
     if len(rounds) > 2:
@@ -135,11 +135,11 @@ def judge_schedule(answer: Answer) -> Iterator[Criterion]:
 
 
 def only_from_rank_0(n: int) -> Iterator[Round]:
-    """Only rank 0 sends its sum in the second round."""
+    """In the second round, only rank 0 sends its sum."""
     first, second = scatter_reduce(n)
     yield first
-    some = second.src == 0
-    yield Round(second.src[some], second.dst[some], second.chunk[some], reduce=False)
+    mask = second.src == 0
+    yield Round(second.src[mask], second.dst[mask], second.chunk[mask], reduce=False)
 
 
 def adds_again(n: int) -> Iterator[Round]:
@@ -203,11 +203,11 @@ def order_1f1b(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]
 
     Harlap et al., 2018; Narayanan et al., 2021.
     """
-    ahead = min(ranks - 1 - rank, microbatches)
-    order = [("F", i) for i in range(ahead)]
-    for i in range(microbatches - ahead):
-        order += [("F", ahead + i), ("B", i)]
-    return order + [("B", i) for i in range(microbatches - ahead, microbatches)]
+    warmup_passes = min(ranks - 1 - rank, microbatches)
+    order = [("F", i) for i in range(warmup_passes)]
+    for i in range(microbatches - warmup_passes):
+        order += [("F", warmup_passes + i), ("B", i)]
+    return order + [("B", i) for i in range(microbatches - warmup_passes, microbatches)]
 
 
 def _why_order(returned: Any, expected: list[Any], rank: int, ranks: int, microbatches: int) -> str:
@@ -226,7 +226,7 @@ def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
     return parameters * (12 - sharded + sharded / ranks)
 
 
-_why_bytes = known(
+_why_bytes = explain_mistakes(
     (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
     otherwise="stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters",
 )
@@ -237,18 +237,18 @@ def bubble(ranks: int, microbatches: int) -> float:
     return (ranks - 1) / (microbatches + ranks - 1)
 
 
-_why_bubble = known(
+_why_bubble = explain_mistakes(
     (lambda p, m: (p - 1) / m, "that is idle time over busy time: divide by the total time"),
     otherwise="the last rank begins p-1 steps late, and is busy for m steps",
 )
 
 
 def whole_loss(losses: list[float], rows: list[int]) -> float:
-    """Micro-batches are weighted by their rows."""
+    """Weights each micro-batch by its number of rows."""
     return sum(a * n for a, n in zip(losses, rows, strict=True)) / sum(rows)
 
 
-_why_loss = known(
+_why_loss = explain_mistakes(
     (
         lambda losses, rows: sum(losses) / len(losses),
         "this is the mean of means: a small micro-batch counts as much as a large one",
@@ -312,7 +312,7 @@ def _on_simulated_gpu(answer: Answer) -> Iterator[Criterion]:
     yield from Calls(
         lambda queued, seconds: seconds,
         [(2.0, 3.0), (0.0, 1.0), (5.0, 0.5)],
-        known(
+        explain_mistakes(
             (lambda queued, seconds: 0.0, "the call returns at once: let the GPU note the time"),
             (
                 lambda queued, seconds: queued + seconds,
@@ -330,7 +330,7 @@ def bytes_per_gpu(parameters: int, dp: int, pp: int, tp: int) -> float:
     return parameters / (pp * tp) * (6 + 12 / dp)
 
 
-_why_layout = known(
+_why_layout = explain_mistakes(
     (lambda n, dp, pp, tp: n / (pp * tp) * 18, "ZeRO-1 divides the optimizer's 12 bytes by dp"),
     (
         lambda n, dp, pp, tp: n / (pp * tp * dp) * 18,
@@ -348,7 +348,7 @@ def steps_to_pay_off(first: float, eager: float, compiled: float) -> float:
     return math.ceil((first - compiled) / (eager - compiled)) if compiled < eager else math.inf
 
 
-_why_steps = known(
+_why_steps = explain_mistakes(
     (
         lambda first, eager, compiled: (first - compiled) // (eager - compiled or 1) + 1,
         "n steps may also take exactly as long as the eager ones",
@@ -372,12 +372,12 @@ _why_steps = known(
 
 
 def functions_per_worker(seconds: list[float], functions: int) -> list[int]:
-    """Worker w could begin at each multiple of seconds[w]; the earliest begins are used."""
-    begins = sorted((k * s, w) for w, s in enumerate(seconds) for k in range(functions))
-    return [sum(owner == w for _, owner in begins[:functions]) for w in range(len(seconds))]
+    """Worker w could start at each multiple of seconds[w]. The earliest starts are used."""
+    starts = sorted((k * s, w) for w, s in enumerate(seconds) for k in range(functions))
+    return [sum(owner == w for _, owner in starts[:functions]) for w in range(len(seconds))]
 
 
-_why_functions = known(
+_why_functions = explain_mistakes(
     (
         lambda seconds, functions: [functions // len(seconds)] * len(seconds),
         "those are equal shares: a fast worker is idle more often",
@@ -499,7 +499,7 @@ TASKS: list[Task] = [
         judge_schedule,
         (
             (only_from_rank_0, "n=2: chunk 1 of rank 0 lacks the contribution of rank 1"),
-            (adds_again, "2 times the contribution of rank"),
+            (adds_again, " 2 times: add it once"),
             (sends_to_itself, "n=2: a rank sends to itself"),
             (
                 sends_theirs,

@@ -1,8 +1,8 @@
 """Exercises on the parameter server: the push handler, the staleness rule, and its bound.
 
 The judges compare answers with the library's rule and server. A push handler receives messages in
-random orders. Gradient i is 1 at index i and 0 elsewhere, so the value, their sum, shows how often
-each gradient was applied. The staleness bound is tried in simulated time.
+random orders. Gradient i is 1 at index i and 0 elsewhere. The value is the sum of the gradients, so
+it shows how often each of them was applied. The staleness bound is tried in simulated time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
     ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: their number.
-    ``waiting``: the workers with an unanswered pull; the handler removes those that it answers.
+    ``waiting``: the workers with an unanswered pull, from which the handler removes those that it
+    answers.
     ``inbox``: the gradients of an incomplete round, by worker. ``seen``: the (worker, number) of
     accepted pushes.
     """
@@ -49,7 +50,7 @@ class Server:
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def update(self, gradient: Tensor | int) -> None:
-        """The optimizer's step, with learning rate −1: the value shows what was added."""
+        """Take an optimizer step with a learning rate of −1, which adds the gradient."""
         self.value = self.value + gradient
         self.updates += 1
 
@@ -87,7 +88,7 @@ def round_ends(arrivals: Sequence[float], backup: int) -> float:
 
 
 def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Drop pushes that were applied before, or whose answer their worker already has."""
+    """Drop pushes that were applied before, or whose reply the worker already has."""
     seen, settled, applied = dict[int, set[int]](), dict[int, int](), []
     for worker, number, below in pushes:
         if number >= settled.get(worker, 0) and number not in seen.get(worker, ()):
@@ -119,7 +120,7 @@ KINDS = (
     ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
     ("dist_async: an update with each gradient, immediately", False, 0.0),
     ("exactly once in dist_async, with repeated pushes", False, 0.4),
-    ("exactly once in dist_sync, with pushes repeated even rounds later", True, 0.4),
+    ("exactly once in dist_sync, with pushes repeated in the same or a later round", True, 0.4),
 )
 
 
@@ -130,7 +131,7 @@ class Step:
     Args:
         pull: whether it is a pull or a push.
         number: the number of this worker's push, from 0.
-        again: whether it is a repeated push.
+        repeated: whether it is a repeated push.
         value: the server's value afterwards.
         updates: the number of updates up to this step.
         answered: the workers whose pulls it answered.
@@ -140,7 +141,7 @@ class Step:
     pull: bool
     worker: int
     number: int
-    again: bool
+    repeated: bool
     value: Tensor
     updates: int
     answered: frozenset[int]
@@ -149,7 +150,7 @@ class Step:
     def __str__(self) -> str:
         if self.pull:
             return f"worker {self.worker} pulls{'' if self.answered else ', and waits'}"
-        return f"push {self.number} of worker {self.worker}{' arrives again' * self.again}"
+        return f"push {self.number} of worker {self.worker}{' arrives again' * self.repeated}"
 
 
 class ReferenceServer:
@@ -163,7 +164,7 @@ class ReferenceServer:
         self.server.handle(Init(0, 1, "w", size, "float32", torch.zeros(size)))
         self.sync, self.workers, self._requests = sync, workers, 0
 
-    def send(self, pull: bool, worker: int, number: int, again: bool) -> Step:
+    def send(self, pull: bool, worker: int, number: int, repeated: bool) -> Step:
         """Send a message to the server, and record its effect."""
         self._requests += 1
         entry = self.server.entries["w"]
@@ -176,7 +177,7 @@ class ReferenceServer:
             )
         pulls = frozenset(a.node for a in answers if getattr(a, "value", None) is not None)
         missing = tuple(w for w in range(self.workers) if self.sync and w not in entry.arrived)
-        return Step(pull, worker, number, again, entry.value, entry.version, pulls, missing)
+        return Step(pull, worker, number, repeated, entry.value, entry.version, pulls, missing)
 
 
 def push_of(workers: int, worker: int, number: int) -> Tensor:
@@ -186,52 +187,52 @@ def push_of(workers: int, worker: int, number: int) -> Tensor:
     return x
 
 
-def scenario(sync: bool, again: float, workers: int, rng: Random) -> Iterator[Step]:
-    """A random order of pushes and pulls: each worker pushes, pulls, and waits for the answer.
+def scenario(sync: bool, repeated: float, workers: int, rng: Random) -> Iterator[Step]:
+    """Yield pushes and pulls in random order. Each worker pushes, pulls and waits for the reply.
 
     Args:
         sync: whether the server is synchronous.
-        again: probability that a push is repeated, immediately or later.
+        repeated: probability that a push is repeated, immediately or later.
         workers: the number of workers.
         rng: the source of the random order.
     """
     server = ReferenceServer(sync, workers)
-    number, pushed, held = [0] * workers, [False] * workers, set[int]()
-    past: list[tuple[int, int]] = []
+    number, pushed, waiting_workers = [0] * workers, [False] * workers, set[int]()
+    history: list[tuple[int, int]] = []
     while True:
-        ready = [w for w in range(workers) if w not in held and number[w] < ROUNDS]
-        if past and rng.random() < again:
-            yield server.send(False, *rng.choice(past), again=True)
+        ready = [w for w in range(workers) if w not in waiting_workers and number[w] < ROUNDS]
+        if history and rng.random() < repeated:
+            yield server.send(False, *rng.choice(history), repeated=True)
             continue
         if not ready:
             return
         w = rng.choice(ready)
-        step = server.send(pushed[w], w, number[w], again=False)
+        step = server.send(pushed[w], w, number[w], repeated=False)
         if step.pull:
-            held.add(w)
+            waiting_workers.add(w)
         else:
-            past.append((w, number[w]))
+            history.append((w, number[w]))
             pushed[w] = True
-        for done in step.answered:
-            held.discard(done)
-            pushed[done] = False
-            number[done] += 1
+        for answered_worker in step.answered:
+            waiting_workers.discard(answered_worker)
+            pushed[answered_worker] = False
+            number[answered_worker] += 1
         yield step
 
 
 @dataclass(frozen=True)
-class Handled:
+class HandlerResult:
     """A push and a handler's result.
 
     Args:
-        sync: of the server, as in :class:`Server`.
-        workers: of the server.
+        sync: whether the server is synchronous.
+        workers: the number of workers.
         returned: the value that the handler returned.
         before: ``waiting`` before the push.
-        value: of the server after the push.
-        updates: of the server after the push.
-        waiting: of the server after the push.
-        touched: whether the inbox or the set of seen pushes has entries.
+        value: the server's value after the push.
+        updates: the server's number of updates after the push.
+        waiting: the server's ``waiting`` after the push.
+        has_state: whether the inbox or the set of seen pushes has entries.
     """
 
     sync: bool
@@ -241,39 +242,39 @@ class Handled:
     value: Any
     updates: Any
     waiting: Any
-    touched: bool
+    has_state: bool
 
     @property
     def idle(self) -> bool:
         """Return whether the handler has done nothing."""
-        return not (self.returned is not None or self.updates or self.touched)
+        return not (self.returned is not None or self.updates or self.has_state)
 
 
 def judge(answer: Answer) -> Iterator[Criterion]:
     """Run scenarios of every kind, until one fails."""
     rng = Random(0)
     scenarios = [
-        (sync, 2 + n % 3, [*scenario(sync, again, 2 + n % 3, rng)])
-        for _, sync, again in KINDS
+        (sync, 2 + n % 3, [*scenario(sync, repeated, 2 + n % 3, rng)])
+        for _, sync, repeated in KINDS
         for n in range(SCENARIOS)
     ]
     cases = [
         (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
         for sync, workers, steps in scenarios
     ]
-    outputs = call_answer(answer, cases, str, handled)
+    outputs = call_answer(answer, cases, str, run_handler)
     for at, ((sync, workers, steps), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
-        seen = [p if isinstance(p, str) else Handled(sync, workers, *p) for p in pushes]
-        if not at and all(isinstance(push, Handled) and push.idle for push in seen):
+        seen = [p if isinstance(p, str) else HandlerResult(sync, workers, *p) for p in pushes]
+        if not at and all(isinstance(push, HandlerResult) and push.idle for push in seen):
             raise NotAttempted
         if wrong := mistake(sync, workers, steps, seen):
             raise WrongAnswer(wrong)
         if at % SCENARIOS == SCENARIOS - 1:
             yield Criterion("values", KINDS[at // SCENARIOS][0])
-    yield Criterion("values", f"as the real server in {len(scenarios)} random orders")
+    yield Criterion("values", f"like the real server in {len(scenarios)} random orders")
 
 
-def handled(
+def run_handler(
     answer: Answer, sync: bool, workers: int, messages: list[tuple[bool, int, int, bool]]
 ) -> list[Any]:
     """Return the state after each push, up to an exception, whose text comes last.
@@ -293,8 +294,8 @@ def handled(
                 continue
             before = list(server.waiting)
             returned = answer(server, worker, number, push_of(workers, worker, number))
-            kept = bool(server.inbox or server.seen)
-            state = (returned, before, server.value, server.updates, server.waiting, kept)
+            has_state = bool(server.inbox or server.seen)
+            state = (returned, before, server.value, server.updates, server.waiting, has_state)
             outputs.append(values.unpack(values.pack(state)))  # the handler may change them later
     except NotImplementedError as error:
         if not outputs:
@@ -305,22 +306,22 @@ def handled(
     return outputs
 
 
-def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[Handled | str]) -> str:
+def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[HandlerResult | str]) -> str:
     """Describe the first mistake of a handler in a scenario; "" if there is none."""
-    left = iter(pushes)
+    remaining = iter(pushes)
     for at, step in enumerate(steps):
         if not step.pull:
-            push = next(left)
-            wrong = push if isinstance(push, str) else _wrong(push, steps[: at + 1])
+            push = next(remaining)
+            wrong = push if isinstance(push, str) else _explain_difference(push, steps[: at + 1])
             if wrong:
-                return _described(sync, workers, steps[: at + 1], wrong)
+                return _describe(sync, workers, steps[: at + 1], wrong)
     return ""
 
 
 # -- messages --------------------------------------------------------------------------
 
 
-def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
+def _describe(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
     more = ", the last messages" if len(steps) > SHOWN else ""
@@ -329,10 +330,10 @@ def _described(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
     )
 
 
-def _wrong(push: Handled, steps: list[Step]) -> str:
+def _explain_difference(push: HandlerResult, steps: list[Step]) -> str:
     """Describe the difference from the real server after the last push; "" if none."""
     step, returned, waiting = steps[-1], push.returned, push.before
-    if wrong := _applied(push, steps):
+    if wrong := _check_value(push, steps):
         return wrong
     if not isinstance(returned, COLLECTIONS) or not all(
         isinstance(worker, int) for worker in returned
@@ -355,12 +356,12 @@ def _wrong(push: Handled, steps: list[Step]) -> str:
     if late := sorted(step.answered - set(returned)):
         return (
             f"the round is complete, and the pull of worker {late[0]} still waits: it would "
-            f"wait forever. {_late(push)}"
+            f"wait forever. {_explain_unanswered(push)}"
         )
-    return _left(push, step)
+    return _check_waiting(push, step)
 
 
-def _late(push: Handled) -> str:
+def _explain_unanswered(push: HandlerResult) -> str:
     if push.waiting:
         return "Return all workers in server.waiting"
     return (
@@ -369,7 +370,7 @@ def _late(push: Handled) -> str:
     )
 
 
-def _left(push: Handled, step: Step) -> str:
+def _check_waiting(push: HandlerResult, step: Step) -> str:
     """Describe the mistake in the waiting pulls; "" if there is none."""
     expected, waiting = [w for w in push.before if w not in step.answered], push.waiting
     if not isinstance(waiting, list):
@@ -388,14 +389,14 @@ def _left(push: Handled, step: Step) -> str:
     return ""
 
 
-def _applied(push: Handled, steps: list[Step]) -> str:
+def _check_value(push: HandlerResult, steps: list[Step]) -> str:
     """Describe the mistake in the value; "" if there is none."""
     got, expected = push.value, steps[-1].value
     if not isinstance(got, Tensor) or got.shape != expected.shape:
         return f"server.value is {got!r}: change it only with server.update(total)"
     if different := (got != expected).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
-        return _misapplied(push.sync, steps, worker, number, got[different[0]].item())
+        return _explain_count(push.sync, steps, worker, number, got[different[0]].item())
     if push.updates == steps[-1].updates:
         return ""
     if push.updates == 0:
@@ -405,7 +406,7 @@ def _applied(push: Handled, steps: list[Step]) -> str:
     )
 
 
-def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
+def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
     """Describe how often a gradient was applied."""
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
@@ -414,10 +415,10 @@ def _misapplied(sync: bool, steps: list[Step], worker: int, number: int, times: 
             "is divided by the number of workers"
         )
     if times > 1:
-        again = any(s.again and (s.worker, s.number) == (worker, number) for s in steps)
+        repeated = any(s.repeated and (s.worker, s.number) == (worker, number) for s in steps)
         return f"{which} has been applied {times:.0f} times: " + (
             "a repeated push counts once, even if it arrives rounds later"
-            if again
+            if repeated
             else "it was still in the inbox from the round before"
         )
     if times == 1 and sync:
@@ -437,11 +438,11 @@ def _missing(step: Step) -> str:
     return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
 
 
-#: Seconds of a step and of a pause with which a bound is tried.
+#: Durations of a step and of a pause [s] for which a bound is tried.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.125, 0.625), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
 #: Workers, gradients of each, and the gradient after which worker 0 pauses.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
-#: The order of messages of the same time.
+#: The order of messages that arrive at the same time.
 PUSH, PULL = 0, 1
 #: Accepted types of a set of workers.
 COLLECTIONS = (set, frozenset, list, tuple)
@@ -468,7 +469,7 @@ def judge_waits(answer: Answer) -> Iterator[Criterion]:
             raise NotAttempted
         if not isinstance(returned, COLLECTIONS) or set(returned) != expected:
             raise WrongAnswer(_differs(returned, expected, worker, clocks, bound))
-    yield Criterion("values", f"as the real rule in {len(every):,} states")
+    yield Criterion("values", f"like the real rule in {len(every):,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -497,7 +498,7 @@ def _differs(
 
 
 def judge_bound(answer: Answer) -> Iterator[Criterion]:
-    """Train on the real server with the bound, and with the next smaller one."""
+    """Train on the real server to check that the bound is large enough, but no larger."""
     for (step, pause), bound in zip(PAIRS, call_answer(answer, PAIRS, _pause), strict=True):
         case = _pause(step, pause)
         if bound is None and (step, pause) == PAIRS[0]:
@@ -507,7 +508,7 @@ def judge_bound(answer: Answer) -> Iterator[Criterion]:
                 f"{case}: it returns {bound!r}: a bound is a whole number of "
                 "gradients, 0 or more: use math.ceil"
             )
-        waited, ahead = trained(bound, step, pause)
+        waited, ahead = simulate_training(bound, step, pause)
         if waited:
             raise WrongAnswer(
                 f"{case}: with your bound of {bound} the others wait "
@@ -526,19 +527,19 @@ def _pause(step: float, pause: float) -> str:
     return f"steps of {human_seconds(step)}, a pause of {human_seconds(pause)}"
 
 
-def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
+def simulate_training(bound: int, step: float, pause: float) -> tuple[float, int]:
     """Let workers train on a server with this bound; worker 0 pauses once.
 
     Returns:
-        The longest time [s] that a worker waited for its pulls, and by how many gradients it was
-        ahead of the slowest one when it got its answer.
+        The longest time that a pull waited [s], and the most gradients by which a worker was ahead
+        of the slowest one when its pull returned.
     """
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
     server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
-    usual, longer = Fraction(str(step)), Fraction(str(pause))  # no rounding: ties are ties
-    clocks, since, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
-    heap = [(usual, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
+    step_time, pause_time = Fraction(str(step)), Fraction(str(pause))  # no rounding: ties are ties
+    clocks, pull_times, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
+    heap = [(step_time, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
     number = 1
     while heap:
         now, what, w = heapq.heappop(heap)
@@ -548,14 +549,14 @@ def trained(bound: int, step: float, pause: float) -> tuple[float, int]:
             answers = server.handle(Push(w, number, "w", (1,), 0, torch.ones(1)))
             heapq.heappush(heap, (now, PULL, w))
         else:
-            since[w] = now
+            pull_times[w] = now
             answers = server.handle(Pull(w, number, "w"))
-        for done in (a.node for a in answers if getattr(a, "value", None) is not None):
-            waited = max(waited, now - since.pop(done))
-            ahead = max(ahead, clocks[done] - min(clocks))
-            if clocks[done] < STEPS:
-                pauses = done == 0 and clocks[0] == PAUSES_AT
-                heapq.heappush(heap, (now + usual + pauses * longer, PUSH, done))
+        for answered_worker in (a.node for a in answers if getattr(a, "value", None) is not None):
+            waited = max(waited, now - pull_times.pop(answered_worker))
+            ahead = max(ahead, clocks[answered_worker] - min(clocks))
+            if clocks[answered_worker] < STEPS:
+                pauses = answered_worker == 0 and clocks[0] == PAUSES_AT
+                heapq.heappush(heap, (now + step_time + pauses * pause_time, PUSH, answered_worker))
     return float(waited), ahead
 
 
@@ -569,14 +570,14 @@ def averages(server: Server, worker: int, number: int, gradient: Tensor) -> list
     return push_handler(server, worker, number, gradient)
 
 
-def waits_for_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+def updates_immediately(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Update with each gradient, before the round is complete."""
     server.update(gradient)
     answered, server.waiting = server.waiting, []
     return answered
 
 
-def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
+def keeps_pulls_waiting(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Update without answering the waiting pulls."""
     waiting = list(server.waiting)
     push_handler(server, worker, number, gradient)
@@ -586,23 +587,23 @@ def answers_nobody(server: Server, worker: int, number: int, gradient: Tensor) -
 
 def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Keep the gradients of this round for the next one."""
-    kept = {**server.inbox, worker: gradient}
+    has_state = {**server.inbox, worker: gradient}
     answered = push_handler(server, worker, number, gradient)
-    server.inbox.update(kept)
+    server.inbox.update(has_state)
     return answered
 
 
 def _why_round(returned: Any, expected: float, arrivals: list[float], backup: int) -> str:
-    inside = returned in arrivals
-    if inside and returned > expected:
+    is_arrival = returned in arrivals
+    if is_arrival and returned > expected:
         return "it waits for all, including the backup workers" if backup else ""
-    if inside and not backup and returned == min(arrivals):
+    if is_arrival and not backup and returned == min(arrivals):
         return "it counts from the first: without backup workers the last one completes the round"
-    return "it drops one too many" if inside else ""
+    return "it drops one too many" if is_arrival else ""
 
 
-#: Pushes of two workers: repeated ones, equal numbers, copies of pushes from before the list, late
-#: ones; then in any order, and repeated with another settled number.
+#: Pushes of two workers: repeated pushes, equal numbers, copies of earlier pushes, pushes in any
+#: order, late pushes, and a repeated push with another settled number.
 _PUSHES = [
     ([(0, 1, 0), (0, 1, 0)],),
     ([(0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 1, 0)],),
@@ -621,8 +622,8 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
         if any(number == lost[0][1] for _, number in applied):
             return f"{lost[0]} belongs to another worker: each worker numbers its own pushes"
         return f"{lost[0]} has not been applied: remember all numbers, not only the last one"
-    if again := [p for p in returned if applied.count(p[:2]) > 1]:
-        return f"{again[-1]} is repeated: it counts once"
+    if repeated := [p for p in returned if applied.count(p[:2]) > 1]:
+        return f"{repeated[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
     return (
         f"{late[0]} is below its worker's highest settled: it was applied earlier" if late else ""
@@ -679,8 +680,8 @@ TASKS: list[Task] = [
                 "applied 2 times: a repeated push counts once",
             ),
             (averages, "was applied 0.50 times: it averages. A server sums"),
-            (waits_for_nobody, "but the round is not complete: worker"),
-            (answers_nobody, "wait forever. Return all workers in server.waiting"),
+            (updates_immediately, "but the round is not complete: worker"),
+            (keeps_pulls_waiting, "wait forever. Return all workers in server.waiting"),
             (keeps_the_inbox, "it was still in the inbox from the round before"),
         ),
         worth=5,

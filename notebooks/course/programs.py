@@ -38,7 +38,7 @@ def stop_together(loss: Tensor, limit: float) -> bool:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: The losses of the ranks in each case; the last one is that of all later ranks.
+#: The losses of ranks 0 and 1 in each case. Later ranks have the same loss as rank 1.
 LOSSES = ((1.0, 1.0), (4.0, 4.0), (1.0, 18.0), (2.8, 0.0), (2.0, 2.0))
 LIMIT = 2.0
 
@@ -48,20 +48,22 @@ def loss_of(rank: int, case: tuple[float, ...]) -> float:
     return case[min(rank, len(case) - 1)]
 
 
-def _decided(answer: Answer, rank: int, n: int) -> list[Any]:
+def _run_decisions(answer: Answer, rank: int, n: int) -> list[Any]:
     """Return the decision of a rank in each case."""
-    return [_plain(read_only(answer)(torch.tensor(loss_of(rank, case)), LIMIT)) for case in LOSSES]
+    return [
+        _to_plain(read_only(answer)(torch.tensor(loss_of(rank, case)), LIMIT)) for case in LOSSES
+    ]
 
 
-def _plain(decision: Any) -> Any:
+def _to_plain(decision: Any) -> Any:
     return bool(decision) if isinstance(decision, Tensor) and decision.numel() == 1 else decision
 
 
-def _all_decide(rank: int, n: int) -> list[Any]:
+def _expected_decisions(rank: int, n: int) -> list[Any]:
     return [sum(loss_of(r, case) for r in range(n)) / n < LIMIT for case in LOSSES]
 
 
-def _why_decided(results: list[list[Any]], expected: list[list[Any]]) -> str:
+def _explain_decisions(results: list[list[Any]], expected: list[list[Any]]) -> str:
     """Describe the mistake in the ranks' decisions."""
     n = len(results)
     if any(other != results[0] for other in results):
@@ -121,13 +123,13 @@ def by_the_sum(loss: Tensor, limit: float) -> bool:
 
 
 def by_rank_0(loss: Tensor, limit: float) -> bool:
-    """Decides by rank 0's loss, not the mean."""
+    """Decides by rank 0's loss instead of the mean."""
     dist.broadcast(first := loss.clone(), 0)
     return bool(first < limit)
 
 
 def by_gathering(loss: Tensor, limit: float) -> bool:
-    """Correct, with two calls."""
+    """Is correct, but takes two calls."""
     losses = [torch.empty(()) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
     dist.barrier()
@@ -199,11 +201,11 @@ TASKS: list[Task] = [
             "An all-reduce leaves the same sum on every rank. Divide it, and then compare.",
         ),
         Program(
-            _decided,
-            _all_decide,
+            _run_decisions,
+            _expected_decisions,
             (2, 3),
             {"calls": (lambda n: len(LOSSES), "one all-reduce of the loss each time")},
-            _why_decided,
+            _explain_decisions,
         ),
         (
             (

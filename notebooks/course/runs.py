@@ -41,7 +41,7 @@ def script(n: int, name: str, *lines: Line) -> Trace:
 
 
 def with_info(trace: Trace, **facts: Any) -> Trace:
-    """Return the trace with changed info, for instance a neutral name."""
+    """Return the trace with other fields in its info, for instance a neutral name."""
     return Trace(trace.events, structs.replace(trace.info, **facts))
 
 
@@ -115,8 +115,8 @@ def six_in_a_ring() -> Trace:
     )
 
 
-def halves() -> Trace:
-    """Halving and doubling between eight ranks."""
+def halving_and_doubling() -> Trace:
+    """Halving and doubling on eight ranks."""
     trace = simulate("halving_doubling", 8, 1024, Network(Link(alpha=2e-4, beta=1e-6)))
     return with_info(trace, name="all-reduce of 1 KiB")
 
@@ -154,9 +154,9 @@ def joined_ranks() -> Trace:
     """Three ranks under Join, with two, four and one batches."""
     batches, lines, now = (2, 4, 1), list[Line](), 0
     for step in range(max(batches)):
-        for rank, own in enumerate(batches):
-            begin = now + 8 * (step < own)
-            if step < own:
+        for rank, count in enumerate(batches):
+            begin = now + 8 * (step < count)
+            if step < count:
                 lines.append(mark(rank, now, begin, f"batch {step}"))
             lines.append(all_reduce(rank, begin, now + 9, 4))
             lines.append(all_reduce(rank, now + 9, now + 11, 4096))
@@ -166,7 +166,7 @@ def joined_ranks() -> Trace:
 
 
 def message_after_the_sum() -> Trace:
-    """Rank 1 waits for a message that rank 0 would send after an all-reduce of all ranks."""
+    """Rank 1 waits for a message that rank 0 would send only after an all-reduce of all ranks."""
     trace = script(
         4,
         "two batches",
@@ -261,20 +261,20 @@ def sharded_step() -> Trace:
 def central_steps() -> Trace:
     """Steps of three replicas with the variables on rank 0; in the second step rank 1 raises."""
     lines, at = list[Line](), 0.0
-    whole = partial(collective, dtype="float64")
+    call = partial(collective, dtype="float64")
     for step in range(3):
         for rank in range(3):
             ready = at + 4 + rank
             lines.append(mark(rank, at, ready, "gradients"))
-            lines.append(whole(Op.ALL_GATHER, rank, ready, at + 13, 24))
+            lines.append(call(Op.ALL_GATHER, rank, ready, at + 13, 24))
         at += 13
         if step != 1:
-            lines += [whole(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
+            lines += [call(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
             lines.append(mark(0, at + 8, at + 18, "update"))
             for rank, begin in enumerate((at + 18, at + 8, at + 8)):
                 lines += [
-                    whole(Op.ALL_GATHER, rank, begin, at + 20, 24),
-                    whole(Op.BROADCAST, rank, at + 20, at + 31, 8192, peer=0),
+                    call(Op.ALL_GATHER, rank, begin, at + 20, 24),
+                    call(Op.BROADCAST, rank, at + 20, at + 31, 8192, peer=0),
                 ]
             at += 31
     return script(3, "three steps", *lines)
@@ -283,10 +283,10 @@ def central_steps() -> Trace:
 def ahead_of_the_slowest() -> Trace:
     """Three workers, one of them slow, with a staleness bound."""
     slow = Stragglers(slow={1: 2.5})
-    played = parameter_server(
+    result = parameter_server(
         3, [4096], 1, Link(0.5 * MS, 0), 8 * MS, steps=5, staleness=2, stragglers=slow
     )
-    return with_info(played.trace, name="five gradients each")
+    return with_info(result.trace, name="five gradients each")
 
 
 def counted_to_the_end() -> Trace:
@@ -451,14 +451,14 @@ def scheduled_functions() -> Trace:
     died, final = 68.0, (State.COMPLETED, State.FAILED)
     fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6))]
     others = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died), (1, 4, died + 26, died + 40)]
-    lines, done, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
+    lines, applied, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
     for worker, n, begin, end in sorted([*fast, *others], key=lambda run: run[-1]):
         lines += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
         lines += [mark(worker, begin + 2, end, f"function {n}", final=final[end == died])]
         lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
-        if n not in done:
-            done.append(n)
-            facts = {"key": "w", "version": len(done), "workers": (worker,), "late": (0,)}
+        if n not in applied:
+            applied.append(n)
+            facts = {"key": "w", "version": len(applied), "workers": (worker,), "late": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
     lines += [mark(2, died, died + 24, "replaced: it was killed")]
     lines += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)
@@ -486,7 +486,7 @@ RUNS: dict[str, Callable[[], Trace]] = {
     "09_sharded_and_tensor_parallel": sharded_step,
     "10_many_machines": three_hosts,
     "11_bring_your_own": a_script,
-    "12_more_all_reduces": halves,
+    "12_more_all_reduces": halving_and_doubling,
     "13_when_equality_ends": joined_ranks,
     "14_waiting_less": ahead_of_the_slowest,
     "15_surviving_crashes": counted_to_the_end,

@@ -1,4 +1,4 @@
-"""Exercises on training: means over the examples of ranks with different numbers of them.
+"""Exercises on training: means over examples that are distributed unevenly across ranks.
 
 They are judged on real ranks. The returned value identifies common mistakes.
 """
@@ -37,10 +37,10 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 def average_gradients(gradients: list[Tensor]) -> None:
     """Sends all gradients in one tensor, as DDP does in buckets."""
-    whole = torch.cat(gradients)
-    dist.all_reduce(whole)
-    whole /= dist.get_world_size()
-    for gradient, mean in zip(gradients, whole.split([len(g) for g in gradients]), strict=True):
+    flat = torch.cat(gradients)
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, mean in zip(gradients, flat.split([len(g) for g in gradients]), strict=True):
         gradient.copy_(mean)
 
 
@@ -53,7 +53,7 @@ def clip_gradients(gradients: Tensor, max_norm: float) -> None:
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Numbers of examples of the ranks in each trial; the first trial distinguishes common mistakes.
+#: Number of examples on each rank, by trial. The first trial distinguishes common mistakes.
 SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))
 
 
@@ -62,7 +62,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
     return torch.arange(sizes[rank], dtype=torch.float64) + 10.0 * (rank + 1)
 
 
-def returned(answer: Answer, sizes: tuple[int, ...]) -> float | str:
+def result_on_rank(answer: Answer, sizes: tuple[int, ...]) -> float | str:
     """Return the answer's number on this rank, or the name of the type of any other result."""
     got = read_only(answer)(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
@@ -73,14 +73,14 @@ def trial(answer: Answer) -> Iterator[Criterion]:
     """Try an answer on ranks with different numbers of examples."""
     traces = []
     for sizes in SIZES:
-        run = run_answer(returned, answer, len(sizes), answer, sizes)
+        run = run_answer(result_on_rank, answer, len(sizes), answer, sizes)
         if {*run.results} == {"NoneType"} and not run.trace.spans:
             raise NotAttempted
-        if wrong := _wrong(sizes, run.results):
-            raise WrongAnswer(f"ranks with {_listed(sizes)} examples: {wrong}", run.trace)
+        if wrong := _explain_difference(sizes, run.results):
+            raise WrongAnswer(f"ranks with {_format_sizes(sizes)} examples: {wrong}", run.trace)
         traces.append(run.trace)
     yield Criterion(
-        "values", f"correct on ranks with {', then '.join(map(_listed, SIZES))} examples"
+        "values", f"correct on ranks with {', then '.join(map(_format_sizes, SIZES))} examples"
     )
     sent = measured(traces[0])
     yield at_most(
@@ -92,7 +92,7 @@ def trial(answer: Answer) -> Iterator[Criterion]:
     )
 
 
-def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
+def _explain_difference(sizes: tuple[int, ...], results: list[float | str]) -> str:
     """Describe the mistake in the returned numbers; "" for none."""
     rows = [losses_of(rank, sizes) for rank in range(len(sizes))]
     expected = torch.cat(rows).mean().item()
@@ -106,12 +106,12 @@ def _wrong(sizes: tuple[int, ...], results: list[float | str]) -> str:
             "it returns NaN: the mean over no examples is NaN, and so is each sum that contains it"
         )
     values = ", ".join(f"{got:.4g}" for got in results)
-    known = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
-    return f"{next(known, f'they return {values}')}; expected {expected:.4g} on every rank"
+    descriptions = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
+    return f"{next(descriptions, f'they return {values}')}; expected {expected:.4g} on every rank"
 
 
 def _mistakes(rows: list[Tensor]) -> Iterator[tuple[str, list[float]]]:
-    """Yield common mistakes, with the numbers that ranks return then."""
+    """Yield descriptions of common mistakes, each with the numbers that the ranks then return."""
     n, total, means = len(rows), torch.cat(rows).sum().item(), [r.mean().item() for r in rows]
     yield (
         f"{sum(means) / n:.4g} is the mean of the ranks' means, in which a rank with few examples "
@@ -136,7 +136,7 @@ def _is_nan(got: float | str) -> bool:
     return isinstance(got, float) and math.isnan(got)
 
 
-def _listed(sizes: tuple[int, ...]) -> str:
+def _format_sizes(sizes: tuple[int, ...]) -> str:
     """Format the numbers of examples: "3, 0 and 2"."""
     return joined([*map(str, sizes)])
 
@@ -162,7 +162,7 @@ def by_own_number(losses: Tensor) -> Tensor:
     return total / len(losses)
 
 
-def of_weighted_means(losses: Tensor) -> Tensor:
+def weights_the_means(losses: Tensor) -> Tensor:
     """Weights the means, but the mean over no examples is NaN."""
     both = torch.stack([losses.mean() * len(losses), torch.tensor(len(losses))])
     dist.all_reduce(both)
@@ -170,7 +170,7 @@ def of_weighted_means(losses: Tensor) -> Tensor:
 
 
 def in_two_calls(losses: Tensor) -> Tensor:
-    """Is correct, with twice the latency."""
+    """Is correct, but has twice the latency."""
     dist.all_reduce(total := losses.sum())
     dist.all_reduce(number := torch.tensor(len(losses)))
     return total / number
@@ -208,18 +208,18 @@ def always_scales(gradients: Tensor, max_norm: float) -> None:
 MAX_NORM = 1.5
 
 
-def _several(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
+def _many_gradients(rank: int, tensors: int = 40, length: int = 50) -> list[Tensor]:
     return [(rank + 1) * (torch.arange(length) + i % 5.0) for i in range(tensors)]
 
 
-def _averaged(answer: Answer, rank: int, n: int) -> list[list[float]]:
+def _run_average(answer: Answer, rank: int, n: int) -> list[list[float]]:
     """Return the first and last number of the last gradients."""
-    gradients = _several(rank)
+    gradients = _many_gradients(rank)
     answer(gradients)
     return [[g[0].item(), g[-1].item()] for g in gradients[-5:]]
 
 
-def _clipped(answer: Answer, rank: int, n: int) -> list[list[float]]:
+def _run_clip(answer: Answer, rank: int, n: int) -> list[list[float]]:
     long, short = _gradients_of(rank), 0.1 * _gradients_of(rank)
     answer(long, MAX_NORM)
     answer(short, MAX_NORM)
@@ -230,8 +230,8 @@ def _gradients_of(rank: int) -> Tensor:
     return torch.tensor([3.0, 4.0]) if rank else torch.tensor([1.0, 0.0])
 
 
-def _why_clipped(results: list[list[list[float]]], expected: list[list[list[float]]]) -> str:
-    """Describe the order of clipping, summing and dividing that explains this result."""
+def _explain_clip(results: list[list[list[float]]], expected: list[list[list[float]]]) -> str:
+    """Describe which order of clipping, summing and dividing explains this result."""
     n, (long, short) = len(results), results[0]
     if not same(short, expected[0][1]):
         return f"gradients whose norm is at most max_norm, {MAX_NORM}, must not change"
@@ -243,7 +243,7 @@ def _why_clipped(results: list[list[list[float]]], expected: list[list[list[floa
     return "it clips each rank separately: average first"
 
 
-def _clipped_right(rank: int, n: int) -> list[list[float]]:
+def _expected_clip(rank: int, n: int) -> list[list[float]]:
     mean = sum((_gradients_of(r) for r in range(n)), torch.zeros(2)) / n
     return [(g * min(1.0, MAX_NORM / g.norm().item())).tolist() for g in (mean, 0.1 * mean)]
 
@@ -268,7 +268,7 @@ TASKS: list[Task] = [
             (mean_of_means, "1, 2 and 6 examples: 21 is the mean of the ranks' means"),
             (by_ranks, "82 is the sum divided by the number of ranks; expected 27.33"),
             (by_own_number, "each rank divides the sum by its own number of examples"),
-            (of_weighted_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
+            (weights_the_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
             (in_two_calls, "2 collective operations per rank; one all-reduce of the sum"),
             (lambda losses: mean_loss(losses.sub_(1)), "the arguments must not change"),
         ),
@@ -287,12 +287,12 @@ TASKS: list[Task] = [
             "split returns views of the sum. Use copy_ to copy them into the gradients.",
         ),
         Program(
-            _averaged,
+            _run_average,
             lambda rank, n: [[(n + 1) / 2 * i, (n + 1) / 2 * (i + 49)] for i in range(5)],
             (2, 3),
             {"calls": (lambda n: 1, "put all gradients into one tensor")},
             then=FasterThan(
-                lambda answer, rank, n: answer(_several(rank)),
+                lambda answer, rank, n: answer(_many_gradients(rank)),
                 one_by_one,
                 ratio=2.0,
                 why="Each small all-reduce costs its latency: put all into one tensor",
@@ -328,11 +328,16 @@ TASKS: list[Task] = [
             "All-reduce and divide first. Then every rank knows the same norm.",
         ),
         Program(
-            _clipped,
-            _clipped_right,
+            _run_clip,
+            _expected_clip,
             (2, 3),
-            {"calls": (lambda n: 2, "one for each call, as every rank computes the norm itself")},
-            _why_clipped,
+            {
+                "calls": (
+                    lambda n: 2,
+                    "one for each call, because every rank computes the norm itself",
+                )
+            },
+            _explain_clip,
             into="gradients",
         ),
         (

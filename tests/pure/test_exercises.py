@@ -22,7 +22,7 @@ from distkit_course.content.models import (
     crossover,
     order_1f1b,
 )
-from distkit_course.content.parameter_server import STEPS, trained
+from distkit_course.content.parameter_server import STEPS, simulate_training
 from distkit_course.judges import time_criterion
 from distkit_course.task import Criterion, Verdict
 from distkit_simulation import cost, job, parallel
@@ -35,10 +35,10 @@ from distkit_simulation.simulator import finish_times
 @given(st.integers(1, 50), st.integers(0, 400))
 def test_staleness_bound_is_the_smallest_that_avoids_waiting(step: int, pause: int) -> None:
     bound = answer("staleness_bound")(step, pause)
-    waited, ahead = trained(bound, step, pause)
+    waited, ahead = simulate_training(bound, step, pause)
     assert waited == 0 and ahead == min(bound, ahead)
     if 0 < bound < STEPS - 10:
-        assert trained(bound - 1, step, pause)[0] > 0 and ahead == bound
+        assert simulate_training(bound - 1, step, pause)[0] > 0 and ahead == bound
 
 
 # -- models --------------------------------------------------------------------------------
