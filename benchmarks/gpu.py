@@ -46,14 +46,14 @@ def measure(reps: int, log: Log, stand_in: str = "") -> tuple[list[Figure], dict
     for row in ROWS:
         log(f"gpu: {row.figure.name}")
         figures.append(
-            measured(row, reps, stand_in)
+            measure_row(row, reps, stand_in)
             if present
             else row.figure.of([], note="not measured: no GPU")
         )
     return figures, {"stand_in": stand_in, **environment()}
 
 
-def measured(row: Row, reps: int, stand_in: str = "") -> Figure:
+def measure_row(row: Row, reps: int, stand_in: str = "") -> Figure:
     """Measure a figure; an error is reported in its note."""
     figure = row.figure
     if stand_in:
@@ -139,13 +139,13 @@ def _measure_start(device: str, reps: int) -> Pair:
         with Driver(_CLUSTER) as driver:
             return {"ours": driver.request(device)[0]}
 
-    def theirs() -> dict[str, float]:
+    def run_torchrun() -> dict[str, float]:
         began = time.monotonic()
         lines = torchrun(_TORCHRUN, RANKS, device).splitlines()
         times = [float(line.split()[1]) for line in lines if line.startswith("done ")]
         return {"theirs": max(times) - began}
 
-    samples = interleave("gpu", reps, lambda line: None, ours, theirs)
+    samples = interleave("gpu", reps, lambda line: None, ours, run_torchrun)
     return samples["ours"], samples["theirs"]
 
 
@@ -164,9 +164,9 @@ def _leftover_memory(device: str, killed: bool) -> float:
         else:
             driver.request()  # stops the cluster; its kernel waits
         end = time.monotonic() + FREE_TIMEOUT
-        while (left := _memory_in_use(device, ranks) - before) > 0 and time.monotonic() < end:
+        while (remaining := _memory_in_use(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)
-    return max(0.0, left) / (1 << 20)
+    return max(0.0, remaining) / (1 << 20)
 
 
 def _memory_in_use(device: str, ranks: list[int]) -> float:

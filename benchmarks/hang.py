@@ -91,7 +91,7 @@ def _measure_hung_run(cluster: Any) -> float:
 
 
 def _measure_endless_run(cluster: Any) -> float:
-    """Return the same time for ranks that communicate in an endless loop."""
+    """Return the time from the interrupt of an endless run to the end of the next run [s]."""
 
     def all_reduces() -> None:
         import torch
@@ -108,7 +108,7 @@ def _measure_endless_run(cluster: Any) -> float:
 
 def _measure_interrupt(cluster: Any) -> float:
     """Return the time from an interrupt to the end of the next run [s]."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     cluster.interrupt()
     cluster.submit(abs, -1).wait()
-    return time.perf_counter() - started
+    return time.perf_counter() - start

@@ -141,11 +141,11 @@ def _measure_fault(fault: str) -> dict[str, float]:
             ready, _, _ = select.select([job.stdout], [], [], EXIT_GRACE)
             reported = json.loads(job.stdout.readline())["at"] if ready else math.inf
             times["partition"] = reported - began
-        while (left := _count_processes(lab, fault)) and time.monotonic() < began + EXIT_GRACE:
+        while (remaining := _count_processes(lab, fault)) and time.monotonic() < began + EXIT_GRACE:
             time.sleep(0.05)
         job.kill()
         job.communicate()
-    return {**times, "left": left}
+    return {**times, "left": remaining}
 
 
 def _count_processes(lab: Laboratory, fault: str) -> int:

@@ -1,4 +1,4 @@
-"""The parameter server compared with that of MXNet 1.9.1, with the same arrays and model.
+"""The parameter server compared with MXNet 1.9.1's, with the same arrays and model.
 
 MXNet needs a separate Python: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
 the path of that Python in ``DISTKIT_MXNET_PYTHON``. Otherwise the reference is a loopback ZeroMQ
@@ -111,11 +111,13 @@ def _figures(setup: str, workers: int, samples: Samples) -> list[Figure]:
             figure(name, "us", _us(seconds), reference, _us(samples[reference].get(what)), **limits)
         )
         if what == "step":
-            figures += _against_tensorflow(name, seconds, samples.get(kvstore_tensorflow.NAME, {}))
+            figures += _compare_with_tensorflow(
+                name, seconds, samples.get(kvstore_tensorflow.NAME, {})
+            )
     return figures
 
 
-def _against_tensorflow(name: str, seconds: list[float], reference: Seconds) -> list[Figure]:
+def _compare_with_tensorflow(name: str, seconds: list[float], reference: Seconds) -> list[Figure]:
     """Compare a step with TensorFlow's, with one and ten steps per call of its coordinator."""
     if not reference:
         return [
@@ -158,7 +160,7 @@ def _trip(kv: Any, size: int, calls: int) -> float:
         kv.push(size, g)
         kv.pull(size, out=w)
 
-    return _timed(kv, trip, calls)
+    return _time_calls(kv, trip, calls)
 
 
 def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
@@ -184,13 +186,13 @@ def _train(kv: Any, steps: int, images: Any, labels: Any) -> float:
         trainer.step(examples)
         done += 1
 
-    seconds = _timed(kv, step, steps)
+    seconds = _time_calls(kv, step, steps)
     accuracy = (model(torch.tensor(images)).argmax(1) == torch.tensor(labels)).float().mean()
     assert accuracy > 0.5, f"the model did not learn: accuracy {accuracy:.0%}"
     return seconds
 
 
-def _timed(kv: Any, call: Callable[[], None], calls: int) -> float:
+def _time_calls(kv: Any, call: Callable[[], None], calls: int) -> float:
     import time
 
     for _ in range(max(3, calls // 5)):  # warm-up: opens connections, touches memory

@@ -78,9 +78,9 @@ def _measure_calls(reps: int, log: Log) -> dict[str, list[float]]:
     import distkit as dk
 
     def step() -> dict[str, float]:
-        started = time.perf_counter()
+        start = time.perf_counter()
         stepper.next()
-        return {"next": 1e3 * (time.perf_counter() - started)}
+        return {"next": 1e3 * (time.perf_counter() - start)}
 
     with Driver(STOCK) as stock, dk.Cluster(RANKS) as cluster:
         stock.request()  # starts the cluster

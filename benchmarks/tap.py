@@ -68,7 +68,7 @@ def reduce() -> tuple[float, float]:
     import torch.distributed as dist
 
     x = torch.zeros(NUMBERS)
-    return _timed(lambda n: dist.all_reduce(x), CALLS)
+    return _time_calls(lambda n: dist.all_reduce(x), CALLS)
 
 
 def train() -> tuple[float, float]:
@@ -92,20 +92,20 @@ def train() -> tuple[float, float]:
         loss.backward()
         optimizer.step()
 
-    return _timed(step, STEPS)
+    return _time_calls(step, STEPS)
 
 
-def _timed(call: Callable[[int], object], calls: int) -> tuple[float, float]:
+def _time_calls(call: Callable[[int], object], calls: int) -> tuple[float, float]:
     import torch.distributed as dist
 
     for n in range(WARM):
         call(n)
     dist.barrier()
-    started, busy = time.perf_counter(), _busy()
+    start, busy = time.perf_counter(), _busy()
     for n in range(calls):
         call(n)
     dist.barrier()
-    return (time.perf_counter() - started) / calls, (_busy() - busy) / calls
+    return (time.perf_counter() - start) / calls, (_busy() - busy) / calls
 
 
 def _busy() -> float:

@@ -184,10 +184,10 @@ def _in_lab(reps: int, log: Log) -> Samples:
     with lab.open_notebook(*cells, files=_write_traces) as (page, _):
         for n in SIZES:
             log(f"views: {n:,} events, {reps} times")
-            started = time.perf_counter()
+            start = time.perf_counter()
             lab.command(page, "notebook:run-cell-and-select-next")
             page.wait_for_function(lab.IDLE, timeout=120_000)
-            samples[f"load {n}"] = [1e3 * (time.perf_counter() - started)]
+            samples[f"load {n}"] = [1e3 * (time.perf_counter() - start)]
             samples[f"open {n}"] = [float(page.evaluate(_DRAWN)) for _ in range(reps)]
             page.wait_for_function(lab.IDLE, timeout=120_000)
             if n == SIZES[0]:
@@ -256,7 +256,7 @@ def train(warm: int, steps: int) -> float:
     for step in range(warm + steps):
         if step == warm:
             dist.barrier()
-            started = time.perf_counter()
+            start = time.perf_counter()
         dk.algorithms.sync_sgd_step(net, batches[step % len(batches)], F.cross_entropy, dk.demos.LR)
     dist.barrier()
-    return steps * size / (time.perf_counter() - started)
+    return steps * size / (time.perf_counter() - start)

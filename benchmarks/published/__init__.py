@@ -1,7 +1,7 @@
 """Published scaling tables compared with the cost model's predictions, without measurements.
 
 tables.py contains the numbers and their sources; each other module predicts one kind of table. Some
-rows of a table determine the constants of its machine; they are marked, and not scored.
+rows of each table determine the constants of its machine. They are marked, and not scored.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
 def _figure(
     name: str, table: list[Row], error: Callable[[list[Row]], float], limit: float, target: float
 ) -> Figure:
-    scored = rows.scored(table)
+    scored = rows.scored_rows(table)
     worst = rows.worst(table)
     title = (
         f"published {name}: {len(scored)} rows scored, {len(table) - len(scored)} fitted; "

@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
-    """Fit each protocol's time through its sizes and apply it from the first of them."""
+    """Fit the time of each protocol to its sizes, and apply it from the smallest of them."""
     predictions = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
     for fit, end in zip(regimes, ends, strict=True):
@@ -46,7 +46,7 @@ def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[
 
 
 def _latency() -> list[Row]:
-    """Predict a ring's latency as a constant and 2(nodes - 1) network hops."""
+    """Predict a ring's latency as a constant plus 2(nodes - 1) network hops."""
     nodes = list(tables.P3DN)
     base, hop = solve([[1, 2 * (m - 1)] for m in nodes[:2]], [tables.P3DN[m] for m in nodes[:2]])
     return [

@@ -38,7 +38,7 @@ SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True
 
 def rows() -> list[Row]:
     """Return every measured run of vTrain."""
-    best = fitted()
+    best = fit_shares()
     return [
         Row("vTrain", job.title, "s", seconds, replace(job, machine=machine(best)).seconds, fit)
         for job, seconds, fit in runs()
@@ -47,7 +47,7 @@ def rows() -> list[Row]:
 
 def megatron() -> list[Row]:
     """Return Megatron's steps, none of which is fitted."""
-    gpus = machine(fitted(), "Megatron")
+    gpus = machine(fit_shares(), "Megatron")
     return [
         Row(
             "Megatron",
@@ -121,7 +121,7 @@ def _run(row: dict[str, float]) -> Job:
 
 
 @cache
-def fitted() -> list[float]:
+def fit_shares() -> list[float]:
     """Return the shares that best predict the fitted runs, found by coordinate search."""
     known = [(job, seconds) for job, seconds, fit in runs() if fit]
 

@@ -24,7 +24,8 @@ def rows() -> list[Row]:
 def _null_steps() -> list[Row]:
     """Predict a constant, a time per additional worker, and the transfer of the busiest machine.
 
-    Both times are fitted on the scalar rows, the bandwidth on one worker that transfers 1 GB.
+    The constant and the time per worker are fitted on the scalar rows, and the bandwidth on one
+    worker that transfers 1 GB.
     """
     start = tables.NULL_STEPS[0, 1]
     each = (tables.NULL_STEPS[0, 100] - start) / 99
@@ -57,16 +58,17 @@ def slowest(workers: int) -> float:
 def step_seconds(compute: float, sigma: float, beta: float, workers: int, servers: int) -> float:
     """Return the time of a synchronous step of Inception-v3 with unsplit tensors [s].
 
-    The fullest server sends its tensors to every worker during forward, a third of the compute
-    time, and receives the gradients during backward; the longer of compute and transfer determines
-    the time. ``sigma`` is the standard deviation of the workers' steps [s].
+    The server with the most bytes sends its tensors to every worker during the forward pass, a
+    third of the compute time, and receives the gradients during the backward pass. Each pass takes
+    as long as its computation or its transfer, whichever is longer. ``sigma`` is the standard
+    deviation of the workers' steps [s].
     """
     busy = workers * float(assign_tensors(inception_v3(), servers).max()) * beta
     return max(compute / 3, busy) + max(compute * 2 / 3, busy) + sigma * slowest(workers)
 
 
 def _piz_daint() -> list[Row]:
-    """Predict with a step fitted on one worker, its variation on 16, and the bandwidth on 128."""
+    """Fit the step time on one worker, its variation on 16, and the bandwidth on 128."""
     table = tables.PIZ_DAINT
     fitted = [(1, 1), (16, 4), (128, 116)]
     step = {key: BATCH * key[0] / x for key, x in table.items()}
@@ -90,7 +92,7 @@ def _piz_daint() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Predict that workers wait only for the slowest GPU, whose delay is fitted on 128."""
+    """Predict that workers wait only for the slowest GPU; fit its delay on 128 GPUs."""
     table: Mapping[tuple[int, int], float] = tables.P2_SERVED
     compute = BATCH / table[1, 1]
     sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)

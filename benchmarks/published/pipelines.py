@@ -1,9 +1,9 @@
 """Throughput of pipelines: simulated schedules compared with the Zero Bubble paper.
 
-There are two sets of rows. In "own constant", each schedule's speed is fitted on its row of 24
-micro-batches, and for ZB-1P also the share of the weights' gradients, which fill its bubble. In
-"1F1B's constant", interleaving is predicted from 1F1B: it sends v times the messages, in the
-computing thread, and the cost of a message per byte is fitted on one row of the smaller model.
+There are two sets of rows. In "own constant", the speed of each schedule is fitted on its row of 24
+micro-batches. For ZB-1P, the share of the weights' gradients, which fill its bubble, is also
+fitted. In "1F1B's constant", interleaving is predicted from 1F1B: it sends v times as many
+messages, in the computing thread. The cost per byte is fitted on one row of the smaller model.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _rows(
     steps: Sequence[float],
     fitted: int,
 ) -> list[Row]:
-    """Return the rows of a schedule; ``speed`` is that of pure computation [samples/s]."""
+    """Return the rows of a schedule; ``speed`` is the speed of computation alone [samples/s]."""
     return [
         Row(
             f"Zero Bubble, {table}",

@@ -40,7 +40,7 @@ class Row:
         return {**asdict(self), "error": round(self.error, 4)}
 
 
-def scored(rows: Iterable[Row]) -> list[Row]:
+def scored_rows(rows: Iterable[Row]) -> list[Row]:
     """Return the rows that do not determine constants."""
     return [row for row in rows if not row.fitted]
 
@@ -54,23 +54,23 @@ def geomean(rows: Iterable[Row]) -> float:
     >>> geomean(rows)
     1.0
     """
-    logs = [abs(math.log(row.predicted / row.published)) for row in scored(rows)]
+    logs = [abs(math.log(row.predicted / row.published)) for row in scored_rows(rows)]
     return math.expm1(sum(logs) / len(logs))
 
 
 def median_error(rows: Iterable[Row]) -> float:
     """Return the median of the absolute errors."""
-    return median(abs(row.error) for row in scored(rows))
+    return median(abs(row.error) for row in scored_rows(rows))
 
 
 def naive_error(rows: Iterable[Row]) -> float:
     """Return the median absolute error of perfect scaling, over the rows with ``naive``."""
-    return median(abs(row.naive / row.published - 1) for row in scored(rows) if row.naive)
+    return median(abs(row.naive / row.published - 1) for row in scored_rows(rows) if row.naive)
 
 
 def worst(rows: Iterable[Row]) -> Row:
     """Return the row with the largest absolute error."""
-    return max(scored(rows), key=lambda row: abs(row.error))
+    return max(scored_rows(rows), key=lambda row: abs(row.error))
 
 
 def largest_error(rows: Iterable[Row]) -> float:

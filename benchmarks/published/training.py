@@ -31,7 +31,7 @@ def _series(
     terms: Sequence[Term],
     fit: Sequence[int],
 ) -> list[Row]:
-    """Predict step times as one GPU's + Σ constant · term, with constants from the rows ``fit``."""
+    """Predict step times as one GPU's plus Σ constant · term; fit the constants on ``fit``."""
     step = {n: batch * n / x for n, x in zip(gpus, throughput, strict=True)}
     constants = solve([[f(n) for f in terms] for n in fit], [step[n] - step[1] for n in fit])
     predictions = []

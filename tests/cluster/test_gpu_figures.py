@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.figure import Figure
-from benchmarks.gpu import ROWS, Row, measure, measured
+from benchmarks.gpu import ROWS, Row, measure, measure_row
 
 
 @pytest.mark.stand_in
@@ -14,7 +14,7 @@ from benchmarks.gpu import ROWS, Row, measure, measured
 def test_figure_can_be_measured_on_the_cpu(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANKS": 2, "STEPS": 2, "SIZE": 1 << 20}.items():
         monkeypatch.setattr(gpu, name, value)
-    figure = measured(row, 1, "cpu")
+    figure = measure_row(row, 1, "cpu")
     assert (figure.note, figure.reps, figure.verdict) == ("", 1, "")
     assert "[stand-in: cpu]" in figure.name
     assert figure.value == 0 if row.figure.unit == "MiB" else figure.value > 0
@@ -32,5 +32,5 @@ def test_failed_measurement_reports_the_error() -> None:
     def fail(device: str, reps: int) -> None:
         raise ValueError(f"{reps} on {device}")
 
-    figure = measured(Row(Figure("x", "s", reference="y", limit=1), fail), 3)
+    figure = measure_row(Row(Figure("x", "s", reference="y", limit=1), fail), 3)
     assert figure.verdict == "failed: ValueError: 3 on cuda:0"
