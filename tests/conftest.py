@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import hypothesis
 import psutil
 import pytest
-from waiting import alive
+from waiting import is_alive
 
 from benchmarks.lab import Lab, browse, isolated_environment, missing, serve
 
@@ -163,15 +163,15 @@ def _marked_processes(mark: str) -> list[psutil.Process]:
     me = psutil.Process()
     below = set(me.children(recursive=True)) if mark == SESSION else set()
     marked = {p for p in psutil.process_iter() if _has_mark(p, mark)}
-    return [p for p in (below | marked) - {me} if alive(p)]
+    return [p for p in (below | marked) - {me} if is_alive(p)]
 
 
 def left_running(mark: str, timeout: float = 5.0) -> list[str]:
     """Return the processes with this mark that still run after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    while (left := _marked_processes(mark)) and time.monotonic() < deadline:
-        psutil.wait_procs(left, timeout=0.1)
-    return [f"{p.pid}: {' '.join(p.cmdline())}" for p in left if alive(p)]
+    while (remaining := _marked_processes(mark)) and time.monotonic() < deadline:
+        psutil.wait_procs(remaining, timeout=0.1)
+    return [f"{p.pid}: {' '.join(p.cmdline())}" for p in remaining if is_alive(p)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -181,8 +181,8 @@ def no_leftover_processes() -> Iterator[None]:
     fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
     if fork_client and fork_client._server:
         fork_client._server.close()  # kept until this process ends; atexit would do this
-    left = left_running(SESSION)
-    assert not left, "still running at the end of the tests:\n" + "\n".join(left)
+    remaining = left_running(SESSION)
+    assert not remaining, "still running at the end of the tests:\n" + "\n".join(remaining)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from waiting import background, until_line
+from waiting import background_process, until_line
 
 from distkit import Trace
 
@@ -46,7 +46,7 @@ def test_trace_records_a_script(tmp_path: Path, leftovers: Callable[[], list[str
     assert last.startswith("2 ranks, ")
     assert last.endswith("0 messages, 1 collective. Saved in t.gz.")
     lines = {e.op.name: e.where for e in Trace.load(tmp_path / "t.gz")}
-    # the mark is for the destruction of the group
+    # destroying the group adds a mark
     assert lines == {"ALL_REDUCE": "train.py:8", "MARK": "train.py:15"}
     assert not leftovers()
 
@@ -65,7 +65,7 @@ def test_trace_reports_the_error_of_a_script_and_saves_its_events(tmp_path: Path
 def test_ctrl_c_terminates_all_ranks(tmp_path: Path, leftovers: Callable[[], list[str]]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [*DISTKIT, "trace", "--ranks", "2", "--", "train.py", "hang"]
-    with background(command, cwd=tmp_path, stdout=-1, stderr=-1) as running:
+    with background_process(command, cwd=tmp_path, stdout=-1, stderr=-1) as running:
         assert [*until_line(running, "waiting\n")]
         running.send_signal(signal.SIGINT)
         _, message = running.communicate(timeout=30)

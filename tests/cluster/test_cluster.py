@@ -178,10 +178,10 @@ def test_restart_creates_new_processes(usable: dk.Cluster) -> None:
 
 def test_ranks_draw_different_random_numbers_unless_seeded(usable: dk.Cluster) -> None:
     draw = "torch.rand(1).item()"
-    drawn = usable.execute(draw).results + usable.run(lambda: torch.rand(1).item()).results
+    numbers = usable.execute(draw).results + usable.run(lambda: torch.rand(1).item()).results
     usable.restart()
-    drawn += usable.execute(draw).results
-    assert len({*drawn}) == 9
+    numbers += usable.execute(draw).results
+    assert len({*numbers}) == 9
     seeded = usable.execute(draw, seed=3)
     assert usable.execute(draw).results != seeded.results, "an unseeded cell continues the sequence"
     assert usable.execute(draw, seed=3).results == seeded.results

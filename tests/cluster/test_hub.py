@@ -20,7 +20,7 @@ import psutil
 import pytest
 from hubs import FIRST, USERS, Hub
 from kernels import TIMEOUT, Kernel
-from waiting import background, wait_until
+from waiting import background_process, wait_until
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -138,30 +138,30 @@ def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def started(hub: Hub) -> dict[str, tuple[Kernel, dict[str, Any]]]:
+def sessions(hub: Hub) -> dict[str, tuple[Kernel, dict[str, Any]]]:
     """The kernels and facts of all users, who start at the same time."""
     with ThreadPoolExecutor() as threads:
         found = threads.map(partial(start_clusters, hub), USERS)
         return dict(zip(USERS, found, strict=True))
 
 
-def listening(pids: list[int]) -> list[tuple[str, int]]:
+def listening_ports(pids: list[int]) -> list[tuple[str, int]]:
     """Return the TCP ports of processes."""
     found = (c for pid in pids for c in psutil.Process(pid).net_connections("tcp"))
     return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
 
 
-def test_concurrent_users_are_isolated(hub: Hub, started: dict[str, Any]) -> None:
-    reported = {user: facts for user, (_, facts) in started.items()}
+def test_concurrent_users_are_isolated(hub: Hub, sessions: dict[str, Any]) -> None:
+    reported = {user: facts for user, (_, facts) in sessions.items()}
     assert [facts["results"] for facts in reported.values()] == [[2.0, 2.0]] * len(USERS)
     assert len({facts["home"] for facts in reported.values()}) == len(USERS)
-    ports = {user: listening(facts["pids"]) for user, facts in reported.items()}
+    ports = {user: listening_ports(facts["pids"]) for user, facts in reported.items()}
     assert {address for each in ports.values() for address, _ in each} == {"127.0.0.1"}
     if not hubs.real_users():
         pytest.skip("only system users are isolated from each other: run the test as root")
     assert [facts["uid"] for facts in reported.values()] == [*range(FIRST, FIRST + len(USERS))]
 
-    (kernel, ada), (other, _) = started["ada"], started["bob"]
+    (kernel, ada), (other, _) = sessions["ada"], sessions["bob"]
     unix = [c.laddr for pid in ada["pids"] for c in psutil.Process(pid).net_connections("unix")]
     # any user could connect to an abstract socket
     assert not [name for name in unix if name.startswith("@")]
@@ -182,16 +182,16 @@ def test_concurrent_users_are_isolated(hub: Hub, started: dict[str, Any]) -> Non
         assert kernel.run("print(blocked[1].results)") == "[2.0, 2.0]\n"
 
 
-def test_culling_ends_all_processes_of_a_server(hub: Hub, started: dict[str, Any]) -> None:
-    _, reported = started["bob"]
+def test_culling_ends_all_processes_of_a_server(hub: Hub, sessions: dict[str, Any]) -> None:
+    _, reported = sessions["bob"]
     command = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=1", "--cull-every=1"]
     access = {"JUPYTERHUB_API_TOKEN": hub.token, "JUPYTERHUB_API_URL": f"{hub.url}/hub/api"}
-    with background(command, env={**os.environ, **access}, stderr=subprocess.DEVNULL):
+    with background_process(command, env={**os.environ, **access}, stderr=subprocess.DEVNULL):
         wait_until(lambda: not hub.is_running("bob"), TIMEOUT)
-    wait_until(lambda: not left_behind(reported), TIMEOUT)
+    wait_until(lambda: not remaining_resources(reported), TIMEOUT)
 
 
-def left_behind(reported: dict[str, Any]) -> list[str]:
+def remaining_resources(reported: dict[str, Any]) -> list[str]:
     """Return the processes and the shared-memory and temporary files that a user's server left."""
     running = [str(pid) for pid in reported["pids"] if psutil.pid_exists(pid)]
     if not reported["uid"]:
@@ -202,7 +202,7 @@ def left_behind(reported: dict[str, Any]) -> list[str]:
         with suppress(OSError):  # deleted meanwhile
             if entry.stat(follow_symlinks=False).st_uid == reported["uid"]:
                 running.append(entry.path)
-    # torch creates its compiler's cache on import, and never removes it
+    # torch creates its compiler's cache with the first optimizer, and never removes it
     return [path for path in running if not path.startswith("/tmp/torchinductor_")]
 
 
@@ -217,7 +217,7 @@ def test_server_restarts_from_the_hub_page(hub: Hub, tab: Any) -> None:
     page.wait_for_function(BUTTON_IS_READY)
     page.click("#stop")
     page.locator("#start", has_text="Start My Server").wait_for()
-    wait_until(lambda: not left_behind(reported), TIMEOUT)
+    wait_until(lambda: not remaining_resources(reported), TIMEOUT)
     page.click("#start")
     page.wait_for_url(f"{hub.url}/user/ada/lab**")
     kernel, restarted = start_clusters(hub, "ada")

@@ -57,7 +57,7 @@ def hosts(lab: Laboratory) -> Iterator[Laboratory]:
     """The laboratory; each test must leave no process on the hosts."""
     yield lab
     lab.restore()
-    wait_until(lambda: not left_behind(lab), timeout=20)
+    wait_until(lambda: not remaining_processes(lab), timeout=20)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def slurm(hosts: Laboratory) -> Iterator[Laboratory]:
     wait_until(lambda: not run_shell(hosts, "head", "squeue --noheader"), timeout=20)
 
 
-def left_behind(lab: Laboratory) -> list[str]:
+def remaining_processes(lab: Laboratory) -> list[str]:
     """Return the processes of clusters on the hosts."""
     return [f"{host}: {line}" for host in lab.hosts for line in processes(lab, host)]
 
@@ -121,7 +121,7 @@ def test_ssh_starts_ranks_without_keys_in_command_lines(head: Head, hosts: Labor
     assert "remote.agent" in seen
     assert not [key for key in head.get("keys()") if key in seen]
     assert "error" not in head.run("cluster.stop()")
-    assert not left_behind(hosts)  # immediately
+    assert not remaining_processes(hosts)  # immediately
 
 
 def test_cluster_is_configured_by_the_site_environment(head: Head, hosts: Laboratory) -> None:

@@ -234,7 +234,7 @@ def test_execute_behaves_like_the_magic(cells: dict[str, Cell]) -> None:
 
 
 def test_seed_makes_a_cell_reproducible(cells: dict[str, Cell]) -> None:
-    (drawn,) = cells["seeded"].printed
-    assert drawn in cells["seeded again"].printed
+    (numbers,) = cells["seeded"].printed
+    assert numbers in cells["seeded again"].printed
     assert len({line.split("] ")[1] for line in cells["seeded again"].printed}) == 3
     assert "argument --seed: invalid int value: 'three'" in cells["no seed"].usage

@@ -1,4 +1,4 @@
-"""The texts of timelines, in a browser."""
+"""Labels of timelines, in a browser."""
 
 from pathlib import Path
 from typing import Any

@@ -51,8 +51,8 @@ VIEWS = (
 )
 END = "stepper.stop(); cluster.stop()"
 
-#: The views with colors of the theme: all but the card. The experiment creates its timeline when
-#: the tab is opened.
+#: The views that use the theme's colors: all except the card. The experiment creates its timeline
+#: when the tab is opened.
 THEMED_VIEWS = 8
 
 #: In the page: the warning color of each timeline.
@@ -63,7 +63,7 @@ ALL_HAVE_COLOR = f"""(color) => {{
     const chosen = ({WARNING_COLORS})();
     return chosen.length >= {THEMED_VIEWS} && chosen.every((c) => c === color);
 }}"""
-#: In the page: whether all static pictures, such as those of a sweep, have the wanted colors.
+#: In the page: whether all static pictures, such as those of a sweep, have the expected colors.
 ALL_HAVE_SCHEME = """([least, wanted]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
     return images.length >= least &&

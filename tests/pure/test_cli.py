@@ -146,9 +146,9 @@ def test_lab_opens_a_notebook(
     assert cli.main(["lab", str(tmp_path), *options]) == 0
     (command,) = executed
     assert command[:4] == [sys.executable, "-c", JUPYTERLAB, str(tmp_path)]
-    ours, theirs = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
-    assert "announcements" in Path(ours, "labconfig", "page_config.json").read_text()
-    assert theirs == "theirs"
+    added, existing = os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert "announcements" in Path(added, "labconfig", "page_config.json").read_text()
+    assert existing == "theirs"
     assert command[4:] == [option for option in options if option != "--"]
 
 

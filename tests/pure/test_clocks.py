@@ -47,7 +47,7 @@ def cross_host_messages(hosts, messages):
     ]
 
 
-def corrected(hosts, messages):
+def correct_clocks(hosts, messages):
     found = cross_host_messages(hosts, messages)
     clocks = align({str(i): 0.0 for i in range(len(hosts))}, found)
     for c in found:
@@ -57,7 +57,7 @@ def corrected(hosts, messages):
 @settings(deadline=None)
 @given(networks())
 def test_no_message_is_received_before_it_was_sent(network) -> None:
-    for message, sent, received in corrected(*network):
+    for message, sent, received in correct_clocks(*network):
         assert received > sent, message
 
 
@@ -89,7 +89,7 @@ def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> N
         src, dst = rng.choice(5, 2, replace=False)
         messages.append((src, dst, at, at + 1e-4 + rng.exponential(2e-3)))
     clocks = align({str(i): 0.0 for i in range(5)}, cross_host_messages(hosts, messages))
-    for message, sent, received in corrected(hosts, messages):
+    for message, sent, received in correct_clocks(hosts, messages):
         errors = clocks[message.src].error + clocks[message.dst].error
         assert received > sent - errors * (drift > 0), message
     for host, clock in zip(hosts, clocks.values(), strict=True):

@@ -11,7 +11,7 @@ import torch
 import traces
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_views_gradients import MEAN, trained
+from test_views_gradients import MEAN, training_trace
 
 import distkit as dk
 from distkit.diagnosis.equality import ROUNDING, TOLERANCES
@@ -23,7 +23,7 @@ SUM = [2 * v for v in MEAN]
 
 
 def test_identical_trainings_are_equal() -> None:
-    found = dk.equal(trained([MEAN, MEAN]), trained([MEAN, MEAN]))
+    found = dk.equal(training_trace([MEAN, MEAN]), training_trace([MEAN, MEAN]))
     assert found
     assert found.exact
     assert repr(found) == "Bitwise equal in all 2 steps and 1 parameter"
@@ -31,13 +31,13 @@ def test_identical_trainings_are_equal() -> None:
 
 def test_rounding_is_not_a_difference() -> None:
     other = [[v * (1 + 1e-6) for v in MEAN]] * 2
-    found = dk.equal(trained([MEAN, MEAN]), trained(other))
+    found = dk.equal(training_trace([MEAN, MEAN]), training_trace(other))
     assert found
     assert not found.exact
     assert found.largest == pytest.approx(1e-6, rel=0.1)
     text = r"Equal in all 2 steps and 1 parameter; the largest .* is \S+ of the largest value"
     assert re.fullmatch(text, repr(found))
-    assert not dk.equal(trained([MEAN, MEAN]), trained(other), rtol=1e-9)
+    assert not dk.equal(training_trace([MEAN, MEAN]), training_trace(other), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,18 @@ def test_rounding_is_not_a_difference() -> None:
 def test_first_difference_is_named(
     averages: Sequence[list[float]], crcs: tuple[str, str], what: str, rank: int, text: str
 ) -> None:
-    found = dk.equal(trained(averages, crcs=crcs), trained([MEAN, MEAN]))
+    found = dk.equal(training_trace(averages, crcs=crcs), training_trace([MEAN, MEAN]))
     assert not found
     assert (found.first.step, found.first.what, found.first.rank) == (1, what, rank)
     assert re.search(f"^Different: in step 1 the {what}.*{text}", repr(found))
 
 
-def rounded(dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0) -> Trace:
+def record_training(
+    dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0
+) -> Trace:
     """Record a training in one process with gradients that do not depend on the weights.
 
-    The gradients have relative errors up to ``noise``, as in another order of summation.
+    The gradients have relative errors up to ``noise``, as if summed in another order.
     """
     random = torch.Generator().manual_seed(seed)
     model = torch.nn.Linear(9, 7).to(dtype)
@@ -106,7 +108,7 @@ def test_differences_from_summation_order_are_tolerated(
     dtype: torch.dtype, seed: int, steps: int, lr: float
 ) -> None:
     noise = 0.2 * TOLERANCES[str(dtype)[6:]]
-    found = dk.equal(*(rounded(dtype, seed, steps, lr, noise=n) for n in (0.0, noise)))
+    found = dk.equal(*(record_training(dtype, seed, steps, lr, noise=n) for n in (0.0, noise)))
     assert found, found.first
 
 
@@ -118,13 +120,15 @@ def test_small_learning_rate_difference_is_found(
     """The difference must exceed the rounding of the weights."""
     name = str(dtype)[6:]
     assume((factor - 1) * lr > 3 * ROUNDING[name] and factor - 1 > 3 * factor * TOLERANCES[name])
-    found = dk.equal(rounded(dtype, seed, steps, lr), rounded(dtype, seed, steps, factor * lr))
+    found = dk.equal(
+        record_training(dtype, seed, steps, lr), record_training(dtype, seed, steps, factor * lr)
+    )
     assert (found.first.step, found.first.what) == (1, "weights")
     assert "(update); norms: " in found.first.text
 
 
 def test_step_counts_and_shapes_are_compared() -> None:
-    short, long = trained([MEAN, MEAN]), trained([MEAN, MEAN], steps=5)
+    short, long = training_trace([MEAN, MEAN]), training_trace([MEAN, MEAN], steps=5)
     assert "the number of steps: 2 and 5" in repr(dk.equal(short, long))
     assert dk.equal(short, long).first.step == 3
 
@@ -133,4 +137,4 @@ def test_unwatched_loop_raises() -> None:
     with pytest.raises(
         ValueError, match=r"the second run has not recorded any training.*watch_gradients"
     ):
-        dk.equal(trained([MEAN, MEAN]), Trace())
+        dk.equal(training_trace([MEAN, MEAN]), Trace())

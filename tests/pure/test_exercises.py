@@ -47,8 +47,8 @@ def test_staleness_bound_is_the_smallest_that_avoids_waiting(step: int, pause: i
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 2), (4, 9)])
 def test_solution_of_1f1b_equals_the_catalog(ranks: int, microbatches: int) -> None:
     orders = PIPELINES["1f1b"].orders(ranks, microbatches)
-    ours = [order_1f1b(rank, ranks, microbatches) for rank in range(ranks)]
-    assert ours == [[(a.kind, a.microbatch) for a in order] for order in orders]
+    solutions = [order_1f1b(rank, ranks, microbatches) for rank in range(ranks)]
+    assert solutions == [[(a.kind, a.microbatch) for a in order] for order in orders]
 
 
 @given(st.integers(1, 40), st.sampled_from([Link(1e-6, 1e-9), Link(5e-6, 8e-11)]))

@@ -164,7 +164,7 @@ def test_sweep_needs_values(values: Any) -> None:
 # -- results ------------------------------------------------------------------------
 
 
-def finished(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
+def make_record(seconds: float, result: Any = None, outcome: str = "", **parameters: Any) -> Record:
     """Return the record of a run that sent 8 bytes."""
     events = [
         Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=8),
@@ -180,7 +180,7 @@ def finished(seconds: float, result: Any = None, outcome: str = "", **parameters
 def test_record_has_measurements_and_results() -> None:
     import torch
 
-    record = finished(
+    record = make_record(
         0.5, {"loss": torch.tensor(0.25), "seconds": 3, "name": "x", "ok": True}, batch=8
     )
     assert record.row == {
@@ -194,11 +194,11 @@ def test_record_has_measurements_and_results() -> None:
         "seconds returned": 3,
         "outcome": "ok",
     }
-    assert finished(0.5, 7).values == {"result": 7}
+    assert make_record(0.5, 7).values == {"result": 7}
     counted = results.record({}, record.run, steps=10)
     assert (counted.row["completed steps"], counted.row["seconds per step"]) == (10, 0.05)
-    assert finished(0.5, [1, 2]).values == {}
-    assert finished(0.5, 7, "RankError").row["outcome"] == "RankError"
+    assert make_record(0.5, [1, 2]).values == {}
+    assert make_record(0.5, 7, "RankError").row["outcome"] == "RankError"
 
 
 def experiment_with(*records: Record, **given: Any) -> dk.Experiment:
@@ -210,9 +210,9 @@ def experiment_with(*records: Record, **given: Any) -> dk.Experiment:
 
 def test_table_of_several_runs_shows_differing_columns() -> None:
     records = [
-        finished(0.5, {"loss": 2.0}, ranks=2, batch=8),
-        finished(0.25, {"loss": 1.5}, ranks=2, batch=16),
-        finished(0.1, outcome="RankError", ranks=2, batch=32),
+        make_record(0.5, {"loss": 2.0}, ranks=2, batch=8),
+        make_record(0.25, {"loss": 1.5}, ranks=2, batch=16),
+        make_record(0.1, outcome="RankError", ranks=2, batch=32),
     ]
     assert repr(experiment_with(*records)) == (
         "Experiment with train: 3 runs, 1 failed or stopped\n"
@@ -231,7 +231,7 @@ def test_table_of_several_runs_shows_differing_columns() -> None:
 
 def test_user_text_is_escaped() -> None:
     experiment = experiment_with(
-        finished(0.5, {"<b>": 1}, kind="<i>&"), finished(0.5, {"<b>": 2}, kind="b")
+        make_record(0.5, {"<b>": 1}, kind="<i>&"), make_record(0.5, {"<b>": 2}, kind="b")
     )
     page = experiment._repr_mimebundle_()[0]["text/html"]
     assert "<i>" not in page and "&lt;i&gt;&amp;" in page and "&lt;b&gt;" in page
@@ -242,13 +242,16 @@ def test_plot_uses_the_varied_parameter_as_x_axis() -> None:
     def against(*records: Record) -> str:
         return experiment_with(*records).plot("seconds").axes[0].get_xlabel()
 
-    one, two = finished(1, batch=8, lr=0.1, how="ring"), finished(2, batch=16, lr=0.1, how="ring")
+    one, two = (
+        make_record(1, batch=8, lr=0.1, how="ring"),
+        make_record(2, batch=16, lr=0.1, how="ring"),
+    )
     three, four = (
-        finished(3, batch=16, lr=0.2, how="ring"),
-        finished(4, batch=16, lr=0.2, how="gloo"),
+        make_record(3, batch=16, lr=0.2, how="ring"),
+        make_record(4, batch=16, lr=0.2, how="gloo"),
     )
     assert against(one, two) == "batch"
-    assert against(one, two, three, finished(3, batch=16, lr=0.4, how="ring")) == "lr"
+    assert against(one, two, three, make_record(3, batch=16, lr=0.4, how="ring")) == "lr"
     assert against(one, two, three, four) == "batch"  # numbers before text
     assert against(three, four) == "how"
     with pytest.raises(ValueError, match="run twice or more"):
@@ -269,7 +272,7 @@ SETTINGS = st.fixed_dictionaries(
 @example([({"batch": 1, "lr": -1.0, "how": how}, 0.0, False) for how in ("ring", "long " * 20)])
 def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
     records = [
-        finished(seconds, outcome="RankError" if bad else "", **setting)
+        make_record(seconds, outcome="RankError" if bad else "", **setting)
         for setting, seconds, bad in drawn
     ]
     experiment = experiment_with(*records)
@@ -287,7 +290,7 @@ def test_every_plot_is_well_formed_svg(drawn: Any) -> None:
 
 def test_any_result_is_plotted_against_any_parameter() -> None:
     records = [
-        finished(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
+        make_record(b / 100, {"loss": b + lr, "took": lr}, batch=b, lr=lr, ranks=2)
         for b in (8, 16)
         for lr in (0.1, 0.2)
     ]
@@ -342,7 +345,10 @@ def test_custom_plot_follows_controls_and_runs() -> None:
     assert ">batch 32 after 0</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 64
     assert ">batch 64 after 0</text>" in drawn.value
-    experiment.records += [finished(0.1, batch=16), finished(0.1, outcome="stopped", batch=16)]
+    experiment.records += [
+        make_record(0.1, batch=16),
+        make_record(0.1, outcome="stopped", batch=16),
+    ]
     experiment.panel.refresh(experiment)
     assert ">batch 64 after 1</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 128

@@ -24,7 +24,7 @@ from distkit.trace.trace import Trace
 from tests.stress.misuse import catalog
 
 
-def caught(act: Callable[[], Any]) -> BaseException:
+def catch(act: Callable[[], Any]) -> BaseException:
     try:
         act()
     except BaseException as error:
@@ -47,7 +47,7 @@ HOSTILE = {
 def test_every_exception_is_reported(name: str) -> None:
     if name == "raises_in_a_thread":
         return
-    failure = describe(caught(HOSTILE[name].fn), released=False)
+    failure = describe(catch(HOSTILE[name].fn), released=False)
     assert pickle.loads(pickle.dumps(failure)) == failure
     texts = [failure.type, failure.text, failure.cause or ""]
     assert all(
@@ -59,7 +59,7 @@ def test_every_exception_is_reported(name: str) -> None:
 
 
 def test_long_message_is_truncated_with_a_note() -> None:
-    failure = describe(caught(catalog.raises_with_a_huge_message), released=False)
+    failure = describe(catch(catalog.raises_with_a_huge_message), released=False)
     assert failure.text == "x" * MAX_TEXT + " … (49980000 more characters)"
     assert "ValueError: " + 187 * "x" + "… at " in verdict(Outcome(1, error=failure))
 
@@ -68,7 +68,7 @@ def test_deep_recursion_is_abbreviated() -> None:
     def deeper() -> None:
         deeper()
 
-    failure = describe(caught(deeper), released=False)
+    failure = describe(catch(deeper), released=False)
     assert failure.type == "RecursionError" and failure.frames[-1][2] == "deeper"
     message = verdict(Outcome(1, error=failure))
     assert "[Previous line repeated " in message and len(message) < 1500
@@ -78,7 +78,7 @@ def test_deep_recursion_is_abbreviated() -> None:
 
 
 def raised(rank: int, error: BaseException | None = None) -> Outcome:
-    return Outcome(rank, error=describe(error or caught(catalog.raise_it), released=False))
+    return Outcome(rank, error=describe(error or catch(catalog.raise_it), released=False))
 
 
 def died(rank: int, how: str = "exit status 3", **more: Any) -> Outcome:

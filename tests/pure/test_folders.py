@@ -12,10 +12,10 @@ from distkit.errors import StartError
 
 
 def test_only_folders_with_the_prefix_are_removed(temporary: Path) -> None:
-    ours, theirs = cleanup.new_prefix(), cleanup.new_prefix()
-    removed, kept = Path(cleanup.make_folder(ours)), Path(cleanup.make_folder(theirs))
+    prefix, other_prefix = cleanup.new_prefix(), cleanup.new_prefix()
+    removed, kept = Path(cleanup.make_folder(prefix)), Path(cleanup.make_folder(other_prefix))
     (removed / "socket").write_text("")
-    cleanup.remove_folders(ours)
+    cleanup.remove_folders(prefix)
     assert list(temporary.iterdir()) == [kept]
 
 

@@ -276,7 +276,7 @@ def test_inconsistent_files_raise(tmp_path: Path) -> None:
         Trace.load([tmp_path / "a_0", tmp_path / "b_0"])
     with pytest.raises(TraceFileError, match="rank is unknown"):
         Trace.load([tmp_path / "a_0", tmp_path / "plain"])
-    tmp_path.joinpath("c_1.json").write_text(json.dumps(profiled(1)))
+    tmp_path.joinpath("c_1.json").write_text(json.dumps(profile_events(1)))
     with pytest.raises(TraceFileError, match=r"a_0 and c_1.json are of different kinds"):
         Trace.load([tmp_path / "a_0", tmp_path / "c_1.json"])
     with pytest.raises(FileNotFoundError):
@@ -291,7 +291,7 @@ def test_perfetto_export_raises_with_a_remedy(tmp_path: Path) -> None:
         Trace.load(ring().to_chrome(tmp_path / "ring.json.gz"))
 
 
-def profiled(rank: int) -> Json:
+def profile_events(rank: int) -> Json:
     """Return torch.profiler's events of an all-reduce under NCCL: operator, details, kernel."""
     details = {
         "External id": 12,
@@ -325,36 +325,38 @@ def profiled(rank: int) -> Json:
     }
 
 
-def indented(content: Json) -> str:
+def indent(content: Json) -> str:
     """Format a profile like torch: indented, after a space."""
     return " " + json.dumps(content, indent=2) + "\n"
 
 
-def changed(content: Json, old: str, new: str) -> str:
-    text = indented(content)
+def replace_text(content: Json, old: str, new: str) -> str:
+    text = indent(content)
     assert old in text
     return text.replace(old, new)
 
 
 FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "compact": json.dumps,
-    "after a space": indented,
+    "after a space": indent,
     "after a newline": lambda c: "\n" + json.dumps(c, indent=2),
-    "gzipped": lambda c: gzip.compress(indented(c).encode()),
-    "with a byte order mark": lambda c: indented(c).encode("utf-8-sig"),
-    "with Windows line endings": lambda c: indented(c).replace("\n", "\r\n"),
-    "with a tab in a name": lambda c: changed(c, "(31): step", "(31):\tstep"),
-    "with a name that is not UTF-8": lambda c: indented(c).encode().replace(b"#1", b"#\xff"),
-    "with quotes in a name": lambda c: changed(c, "/home/me/train.py(31): step", '{"a": 1}(2): x'),
-    "with NaN": lambda c: changed(c, '"External id": 11', '"External id": NaN'),
-    "with the trace's name first": lambda c: "{" + '"traceName": "x",' + indented(c).strip()[1:],
+    "gzipped": lambda c: gzip.compress(indent(c).encode()),
+    "with a byte order mark": lambda c: indent(c).encode("utf-8-sig"),
+    "with Windows line endings": lambda c: indent(c).replace("\n", "\r\n"),
+    "with a tab in a name": lambda c: replace_text(c, "(31): step", "(31):\tstep"),
+    "with a name that is not UTF-8": lambda c: indent(c).encode().replace(b"#1", b"#\xff"),
+    "with quotes in a name": lambda c: replace_text(
+        c, "/home/me/train.py(31): step", '{"a": 1}(2): x'
+    ),
+    "with NaN": lambda c: replace_text(c, '"External id": 11', '"External id": NaN'),
+    "with the trace's name first": lambda c: "{" + '"traceName": "x",' + indent(c).strip()[1:],
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_profile_loads_in_any_format(tmp_path: Path, form: str) -> None:
     file = tmp_path / "vm_77.1790857026000000000.pt.trace.json.gz"
-    content = FORMS[form](profiled(0))
+    content = FORMS[form](profile_events(0))
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     (call,) = (s for s in Trace.load(file).spans if s.op is not Op.MARK)
     assert (call.rank, call.op, call.dtype, call.nbytes) == (0, Op.ALL_REDUCE, "float32", 32)
@@ -362,7 +364,9 @@ def test_profile_loads_in_any_format(tmp_path: Path, form: str) -> None:
 
 def test_nccl_profile_has_groups_and_kernels(tmp_path: Path) -> None:
     for rank in range(2):
-        tmp_path.joinpath(f"worker{rank}.pt.trace.json").write_text(json.dumps(profiled(rank)))
+        tmp_path.joinpath(f"worker{rank}.pt.trace.json").write_text(
+            json.dumps(profile_events(rank))
+        )
     trace = Trace.load(tmp_path)
     calls = [s for s in trace.spans if s.op is Op.ALL_REDUCE]
     assert [(s.rank, s.group, s.shape, s.dtype, s.nbytes) for s in calls] == [
@@ -386,7 +390,7 @@ def load_profiles(folder: Path, *contents: Json) -> Trace:
 
 
 def test_mismatch_is_not_reported_while_ranks_are_missing(tmp_path: Path) -> None:
-    contents = [profiled(0), profiled(5)]
+    contents = [profile_events(0), profile_events(5)]
     contents[1]["traceEvents"][0]["name"] = "c10d::broadcast_"
     for content in contents:
         content["distributedInfo"]["world_size"] = 128
@@ -401,7 +405,7 @@ def test_mismatch_is_not_reported_while_ranks_are_missing(tmp_path: Path) -> Non
 
 
 def test_profile_without_communication_is_reported(tmp_path: Path) -> None:
-    content = profiled(0)
+    content = profile_events(0)
     content["traceEvents"] = content["traceEvents"][2:]
     content.pop("distributedInfo")
     (finding,) = load_profiles(tmp_path, content).diagnose()
@@ -429,7 +433,7 @@ NOISE = st.sampled_from([None, True, -5, 0.5, 10**9, 10**400, "", "x", [], ["x"]
 def test_damaged_profile_loads_or_raises(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    content = json.loads(json.dumps(profiled(0)))
+    content = json.loads(json.dumps(profile_events(0)))
     container, key = data.draw(st.sampled_from(containers(content)))
     container[key] = data.draw(NOISE)
     file = tmp_path_factory.getbasetemp() / "damaged_0"

@@ -50,18 +50,18 @@ OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
 @pytest.mark.parametrize("on_store", [True, False])
 @pytest.mark.parametrize("name", ["dist_sync", "dist_sync_device"])
 def test_trainer_equals_torch_sgd(on_store: bool, name: str) -> None:
-    theirs, ours = network(), network()
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.02, 0.9, weight_decay=0.01)
+    reference, model = network(), network()
+    optimizer = torch.optim.SGD(reference.parameters(), 0.02, 0.9, weight_decay=0.01)
 
     def step() -> None:
-        for w in theirs.parameters():
+        for w in reference.parameters():
             w.grad /= 8
         optimizer.step()
 
-    expected = train(theirs, step)
+    expected = train(reference, step)
     kv = InProcess(mode=name).store()
-    trainer = Trainer(ours.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
-    torch.testing.assert_close(train(ours, lambda: trainer.step(8)), expected)
+    trainer = Trainer(model.parameters(), "sgd", OPTIONS, kv, update_on_kvstore=on_store)
+    torch.testing.assert_close(train(model, lambda: trainer.step(8)), expected)
 
 
 # -- optimizer state ----------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_new_adagrad_is_accepted() -> None:
     w.grad = torch.ones(1)
     trainer.step(1)
     assert w.item() == pytest.approx(0.5)
-    started = torch.optim.Adagrad([w], lr=0.5)
-    started.step()
+    used_optimizer = torch.optim.Adagrad([w], lr=0.5)
+    used_optimizer.step()
     with pytest.raises(KVStoreError, match="has already taken steps"):
-        Trainer([w], started, kvstore=kv)
+        Trainer([w], used_optimizer, kvstore=kv)

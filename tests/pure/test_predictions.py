@@ -13,7 +13,7 @@ from distkit_course import predictions
 from distkit_course.predictions import Prediction, predict
 
 
-def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple[str, str]:
+def compare_guess(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple[str, str]:
     prediction = predict("How many?", choices)
     prediction.commit(guess)
     card = prediction.compare(actual)
@@ -56,17 +56,17 @@ def compared(guess: Any, actual: Any, choices: list[Any] | None = None) -> tuple
 def test_card_describes_the_distance_from_the_answer(
     guess: Any, actual: Any, expected: tuple[str, str]
 ) -> None:
-    assert compared(guess, actual) == expected
+    assert compare_guess(guess, actual) == expected
 
 
 def test_choices_are_compared_by_text() -> None:
-    assert compared("YES", True, ["yes", "no"]) == ("pass", "exactly right")
-    assert compared(2, 4, [2, 4, 8]) == ("fail", "not what you expected")
-    assert compared("no, it  hangs", "yes", ["yes", "no, it hangs"])[0] == "fail"
+    assert compare_guess("YES", True, ["yes", "no"]) == ("pass", "exactly right")
+    assert compare_guess(2, 4, [2, 4, 8]) == ("fail", "not what you expected")
+    assert compare_guess("no, it  hangs", "yes", ["yes", "no, it hangs"])[0] == "fail"
 
 
 def test_long_lists_show_the_first_mistakes() -> None:
-    words = compared([0] * 9, [1] * 9)[1].splitlines()
+    words = compare_guess([0] * 9, [1] * 9)[1].splitlines()
     assert words[0] == "0 of 9 are right" and words[1] == "[0] 0: 1 too low"
     assert words[-1] == "and 3 more" and len(words) == 8
 

@@ -41,24 +41,24 @@ def test_errors_of_predictions_are_within_bounds() -> None:
 @pytest.mark.stress
 def test_jobs_are_fitted_on_21_of_109_runs() -> None:
     predicted = jobs.rows()
-    assert len(rows.scored(predicted)) == 88
+    assert len(rows.scored_rows(predicted)) == 88
     assert rows.median_error(predicted) < 0.045
-    assert sum(abs(row.error) > 0.3 for row in rows.scored(predicted)) <= 3
+    assert sum(abs(row.error) > 0.3 for row in rows.scored_rows(predicted)) <= 3
     assert rows.largest_error(jobs.megatron()) < 0.04
     assert rows.largest_error(jobs.memory()) == 0
 
 
 def test_interleaving_follows_from_1f1b_and_message_costs() -> None:
     interleaved = [row for row in published()["pipelines"] if "1F1B's" in row.table]
-    assert len(rows.scored(interleaved)) == 5
+    assert len(rows.scored_rows(interleaved)) == 5
     assert abs(rows.worst(interleaved).error) < 0.01
     assert all(0.04 < row.error < 0.08 for row in pipelines._interleaving("6.2B", 0.0, fitted=0))
 
 
 def test_most_rows_are_not_fitted() -> None:
     all_rows = list(chain.from_iterable(published().values()))
-    assert len(rows.scored(all_rows)) > len(all_rows) / 2
-    assert all(len(rows.scored(table)) > 5 for table in published().values())
+    assert len(rows.scored_rows(all_rows)) > len(all_rows) / 2
+    assert all(len(rows.scored_rows(table)) > 5 for table in published().values())
 
 
 def test_fitted_rows_are_reproduced() -> None:

@@ -41,7 +41,7 @@ def seconds(spans: list[Span]) -> float:
     return sum(s.seconds or 0.0 for s in spans)
 
 
-def waited(trace: Trace, rank: int) -> float:
+def waiting_seconds(trace: Trace, rank: int) -> float:
     """Return the seconds that a rank spends in communication calls."""
     return seconds([s for s in trace.spans if s.rank == rank and s.op is not Op.MARK])
 
@@ -55,7 +55,7 @@ def slowest(trace: Trace) -> int:
     return max(work(trace), key=lambda span: span.seconds or 0.0).rank
 
 
-def stuck(trace: Trace) -> list[int]:
+def stuck_ranks(trace: Trace) -> list[int]:
     return sorted({s.rank for s in trace.spans if s.end is None})
 
 
@@ -71,7 +71,7 @@ def welcome(trace: Trace) -> Answers:
         f"rank {marks[0].rank}",
         len(trace.messages),
         max(sum(m.start <= other.start < (m.end or 0) for m in marks) for other in marks),
-        f"rank {max(trace.ranks, key=lambda rank: waited(trace, rank))}",
+        f"rank {max(trace.ranks, key=lambda rank: waiting_seconds(trace, rank))}",
         f"rank {first.peer}'s",
     )
 
@@ -83,7 +83,7 @@ def messages(trace: Trace) -> Answers:
         human_seconds(first.seconds or 0.0),
         "the receiver" if calls(trace, Op.RECV, 2)[0].start < second.start else "the sender",
         sum(m.received is not None for m in trace.messages),
-        f"{ranks(stuck(trace))} wait for each other",
+        f"{ranks(stuck_ranks(trace))} wait for each other",
     )
 
 
@@ -114,13 +114,13 @@ def all_reduce(trace: Trace) -> Answers:
 def sync_sgd(trace: Trace) -> Answers:
     steps = len(work(trace, "update")) // 4
     backward = [s.seconds or 0.0 for s in work(trace, "backward")]
-    late = min(trace.ranks, key=lambda rank: waited(trace, rank))
+    late = min(trace.ranks, key=lambda rank: waiting_seconds(trace, rank))
     return (
         steps,
         len(trace.collectives) // steps,
         f"rank {late}",
         ORDINALS[backward.index(max(backward)) // 4],
-        human_seconds(round(waited(trace, 0) - waited(trace, late), 9)),
+        human_seconds(round(waiting_seconds(trace, 0) - waiting_seconds(trace, late), 9)),
     )
 
 
@@ -186,7 +186,7 @@ def simulation(trace: Trace) -> Answers:
 
 
 def when_it_pays(trace: Trace) -> Answers:
-    compute, sync = seconds(calls(trace, Op.MARK, 0)), waited(trace, 0)
+    compute, sync = seconds(calls(trace, Op.MARK, 0)), waiting_seconds(trace, 0)
     return (
         human_seconds(compute),
         human_seconds(sync),
@@ -375,7 +375,7 @@ def compiled(trace: Trace) -> Answers:
     )
 
 
-def coordinated(trace: Trace) -> Answers:
+def coordinator(trace: Trace) -> Answers:
     functions = work(trace, "function")
     slow = slowest(trace)
     (coordinator,) = {0, 1, 2} - {s.rank for s in functions}
@@ -399,7 +399,7 @@ def bring_your_own(trace: Trace) -> Answers:
     return (
         by_bytes[0],
         by_bytes[-1],
-        f"rank {min(stuck(trace), key=lambda rank: waited(trace, rank))}",
+        f"rank {min(stuck_ranks(trace), key=lambda rank: waiting_seconds(trace, rank))}",
         f"rank {min(trace.ranks, key=lambda r: len(calls(trace, Op.MARK, r)))}",
         line,
     )
@@ -428,7 +428,7 @@ COMPUTED: dict[str, Callable[[Trace], Answers]] = {
     "19_gpu_ranks": gpu_ranks,
     "20_ten_thousand_gpus": job,
     "21_eager_and_compiled": compiled,
-    "22_coordinator": coordinated,
+    "22_coordinator": coordinator,
 }
 
 

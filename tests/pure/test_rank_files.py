@@ -257,7 +257,7 @@ def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -
 # -- restarted ranks -----------------------------------------------------------------------------
 
 
-def restarted(folder: Path) -> Trace:
+def record_restarted_run(folder: Path) -> Trace:
     """Return a run whose rank 1 is killed in its second collective; two of three ranks restart."""
     calls = [(Op.ALL_REDUCE, 11.0, 11.1), (Op.ALL_REDUCE, 12.0, None)]
     for rank in range(3):
@@ -279,7 +279,7 @@ def test_latest_restart_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: float
 ) -> None:
     monkeypatch.setattr(merge, "RECENT", recent)
-    trace = restarted(tmp_path)
+    trace = record_restarted_run(tmp_path)
     assert (trace.ranks, trace.info.groups) == ([0, 1], {WORLD: [0, 1]})
     assert [*map(len, trace.collectives)] == [2, 2, 2]
     assert [(m.src, m.dst) for m in trace.messages if m.received] == [(0, 1), (1, 0)]

@@ -16,9 +16,9 @@ VIEWS = [Timeline, Stage, Tensors, Gradients]
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_dark_picture_has_the_same_text_in_dark_colors(tmp_path: Path, view: Any) -> None:
-    drawn = view(ring())
-    path = drawn.save(tmp_path / "x.SVG", dark=True)
-    root, before = ET.parse(path).getroot(), ET.fromstring(drawn._svg())
+    shown_view = view(ring())
+    path = shown_view.save(tmp_path / "x.SVG", dark=True)
+    root, before = ET.parse(path).getroot(), ET.fromstring(shown_view._svg())
     fills = {e.get("fill") for e in root.iter()} - {None}
     assert PAPER_DARK in fills and INK_DARK in fills
     assert not {INK, "#fff", *RANKS_LIGHT} & fills

@@ -32,8 +32,8 @@ def with_seed(x: int, seed: int = 0) -> None: ...
 )
 def test_seed_is_passed_to_functions_that_accept_one(fn, passed) -> None:
     assert rank_spec.call_seed(fn, {}, 3) == (3, passed)
-    drawn, kwargs = rank_spec.call_seed(fn, {"lr": 1}, None)
-    assert isinstance(drawn, int)
+    seed, kwargs = rank_spec.call_seed(fn, {"lr": 1}, None)
+    assert isinstance(seed, int)
     assert kwargs == {"lr": 1}
 
 

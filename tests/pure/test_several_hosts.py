@@ -114,12 +114,10 @@ def test_bytes_within_and_between_hosts_are_counted():
 
 
 def test_static_timeline_names_each_host_once():
-    drawn = Timeline(on_hosts(("alpha", "beta", "gamma")))._svg()
-    words = re.findall(">([^<]+)</text>", drawn)
+    svg = Timeline(on_hosts(("alpha", "beta", "gamma")))._svg()
+    words = re.findall(">([^<]+)</text>", svg)
     assert [w for w in words if w in HOSTS] == ["alpha", "beta", "gamma"]
-    y = {
-        w: float(y) for y, w in re.findall(r'y="([\d.]+)"[^>]*>(alpha|beta|gamma|rank \d)<', drawn)
-    }
+    y = {w: float(y) for y, w in re.findall(r'y="([\d.]+)"[^>]*>(alpha|beta|gamma|rank \d)<', svg)}
     order = sorted(y, key=y.__getitem__)
     assert order == [
         "alpha",
@@ -132,9 +130,9 @@ def test_static_timeline_names_each_host_once():
         "rank 4",
         "rank 5",
     ]
-    assert "6 ranks · 3 hosts · gloo" in drawn
-    assert "192 B between hosts · 12 messages" in drawn
-    assert "±300 µs between the clocks of alpha, beta and gamma" in drawn
+    assert "6 ranks · 3 hosts · gloo" in svg
+    assert "192 B between hosts · 12 messages" in svg
+    assert "±300 µs between the clocks of alpha, beta and gamma" in svg
 
 
 def test_summaries_show_bytes_between_hosts():

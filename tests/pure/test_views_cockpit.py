@@ -8,7 +8,7 @@ import pytest
 import steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steps import FOUND, FakeStepper, Found
+from steps import FINDING, FakeFinding, FakeStepper
 from traces import Script
 
 from distkit.diagnosis.rank_state import RankStatus
@@ -124,7 +124,7 @@ ValueError: too small"""
 
 
 def finding(kind, message, remedy="Repair it."):
-    return Found(message, remedy, False, {1: "In[5]:7"}, kind)
+    return FakeFinding(message, remedy, False, {1: "In[5]:7"}, kind)
 
 
 def test_error_and_its_repetition_are_one_remark():
@@ -142,8 +142,8 @@ def test_error_and_its_repetition_are_one_remark():
     [
         ("", [], []),
         ("it was stopped", [], ["it was stopped"]),
-        ("", [FOUND] * 5, [FOUND.message] * 3),
-        (f"{FOUND.message} {FOUND.remedy}\nfn was stopped.", [FOUND], [FOUND.message]),
+        ("", [FINDING] * 5, [FINDING.message] * 3),
+        (f"{FINDING.message} {FINDING.remedy}\nfn was stopped.", [FINDING], [FINDING.message]),
         (
             "rank 1 died; rank 0 waits",
             [finding("died", "rank 1 exited"), finding("skipped", "rank 0 waits")],
@@ -166,7 +166,7 @@ def test_stopped_run_is_not_shown_as_an_error():
     shown = snapshot(stepper)
     assert shown["stopped"] and not shown["remarks"]
     assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())
-    stepper.findings = [FOUND]  # it was stuck before it was stopped
+    stepper.findings = [FINDING]  # it was stuck before it was stopped
     assert snapshot(stepper)["remarks"]
 
 
@@ -272,17 +272,17 @@ def test_notebook_stores_picture_and_table(tmp_path):
 def test_static_picture_shows_errors_and_the_shown_moment():
     stepper = steps.cycle()
     stepper.next()
-    stepper.findings = [FOUND]
+    stepper.findings = [FINDING]
     shown = snapshot(stepper)
     timeline = Columns(stepper.trace).picture()
-    assert any(FOUND.message in words for words in texts(to_svg(shown, timeline)))
-    assert f"! {FOUND.message}" in to_table(shown, timeline)
+    assert any(FINDING.message in words for words in texts(to_svg(shown, timeline)))
+    assert f"! {FINDING.message}" in to_table(shown, timeline)
     stepper.error = "rank 1 died"
     assert "! rank 1 died" in to_table(snapshot(stepper), timeline)
     stepper.seek(0)
     words = texts(to_svg(snapshot(stepper), timeline))
     assert "step 0 of 1, looking back" in words
-    assert not any(FOUND.message in word for word in words)
+    assert not any(FINDING.message in word for word in words)
 
 
 @pytest.mark.parametrize("n", [1, 3, 9, 20])

@@ -165,9 +165,9 @@ def test_static_pictures_are_small_and_complete(case: str) -> None:
         "hang": {"<hang>": traces.hang(), "odd & ends": traces.odd_values()},
     }[case]
     view = dk.Compare(named)
-    drawn = view._svg()
-    assert len(drawn.encode()) <= 60_000
-    words = "".join(ET.fromstring(drawn).itertext())
+    svg = view._svg()
+    assert len(svg.encode()) <= 60_000
+    words = "".join(ET.fromstring(svg).itertext())
     assert all(name in words for name in named)
     assert ("nothing was recorded" in words) == (case == "empty")
     assert "total time" in repr(view)

@@ -28,7 +28,7 @@ SUM = [4.0, 1.0, 2.0, -2.0]
 MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
-def trained(
+def training_trace(
     reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), reference=None, samples=32.0, gradients=OWN
 ) -> Trace:
     """Return the trace of watch_gradients for a loop on two ranks with one layer."""
@@ -97,7 +97,7 @@ def layer(trace: Trace):
 
 @pytest.mark.parametrize(("after", "kind"), [(SUM, "sum"), (MEAN, "mean")])
 def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
-    trace = trained([after, after], reference=MEAN)
+    trace = training_trace([after, after], reference=MEAN)
     found = layer(trace)
     assert (found.reduction, found.largest_difference) == (Reduced(kind, True), 0)
     assert [s.values for s in found.after] == [tuple(MEAN)]
@@ -110,7 +110,7 @@ def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
 
 
 def test_unaveraged_gradients_are_reported() -> None:
-    assert texts(trained(OWN, crcs=("aaaa", "bbbb"), reference=MEAN))[:3] == [
+    assert texts(training_trace(OWN, crcs=("aaaa", "bbbb"), reference=MEAN))[:3] == [
         ("different", "every rank keeps its own gradient: nothing was averaged"),
         ("different", "one process's gradient differs by up to 1.0"),
         (
@@ -122,11 +122,11 @@ def test_unaveraged_gradients_are_reported() -> None:
 
 def test_rank_with_a_different_result_is_reported() -> None:
     after = [SUM, [4.0, 1.0, 2.0, 0.0]]
-    assert texts(trained(after))[0] == (
+    assert texts(training_trace(after))[0] == (
         "different",
         "the ranks' gradients still differ after step 1, w",
     )
-    found = layer(trained(after))
+    found = layer(training_trace(after))
     assert (found.reduction, len(found.after)) == (Reduced("other", False), 2)
 
 

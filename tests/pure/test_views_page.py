@@ -42,7 +42,7 @@ class Page(HTMLParser):
         return json.loads(self.scripts["pictures"])
 
     def picture(self, view="timeline", run=0):
-        return json.loads(inflated(self.data[f"{view}{run}"]["json"]))
+        return json.loads(inflate(self.data[f"{view}{run}"]["json"]))
 
     def length(self, name):
         """Return the length of one of the arrays of the timeline."""
@@ -54,7 +54,7 @@ class Page(HTMLParser):
         return [id for key, id in self.attributes if key == "data-picture"]
 
 
-def inflated(encoded):
+def inflate(encoded):
     return zlib.decompress(base64.b64decode(encoded))
 
 
@@ -89,7 +89,7 @@ def test_page_opens_with_its_title_a_sentence_and_a_chosen_view(tmp_path):
     assert '<div id="timeline0" role="tabpanel" aria-labelledby="timeline0tab" hidden>' in text
 
 
-def watched():
+def watched_trace():
     s = Script()
     for rank in range(2):
         s.op(
@@ -114,7 +114,7 @@ def test_page_shows_the_views_that_apply(tmp_path):
         (Trace(), ["timeline0"]),
         (alone, ["timeline0"]),
         (silent, ["timeline0", "stage0"]),
-        (watched(), ["timeline0", "gradients0"]),
+        (watched_trace(), ["timeline0", "gradients0"]),
     ):
         assert page(trace, tmp_path).views == views
     assert ("role", "tab") not in page(alone, tmp_path).attributes

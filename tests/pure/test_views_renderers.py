@@ -79,9 +79,9 @@ def test_labels_are_drawn_where_they_have_space():
 
 
 def test_arrows_are_above_the_bars():
-    drawn = to_svg(Columns(ring()).picture())
-    shafts = [found.start() for found in re.finditer('stroke-width="1.6"', drawn)]
-    assert drawn.rindex("<rect") < shafts[0] and shafts[-1] < drawn.index("<polygon")
+    svg_text = to_svg(Columns(ring()).picture())
+    shafts = [found.start() for found in re.finditer('stroke-width="1.6"', svg_text)]
+    assert svg_text.rindex("<rect") < shafts[0] and shafts[-1] < svg_text.index("<polygon")
 
 
 def test_store_call_is_named_as_in_the_program():

@@ -286,15 +286,15 @@ TRACES = {
 def test_any_trace_has_a_small_picture(name) -> None:
     view = Servers(TRACES[name]())
     json.dumps(view._data, allow_nan=False)
-    drawn = to_svg(view._data)
-    assert ET.fromstring(drawn) and len(drawn.encode()) <= MAX_BYTES
+    svg = to_svg(view._data)
+    assert ET.fromstring(svg) and len(svg.encode()) <= MAX_BYTES
     assert ("this trace has no requests to a parameter server" in repr(view)) is (
         name not in ("servers", "half")
     )
 
 
 def test_static_picture_shows_all_nodes_and_their_text() -> None:
-    drawn = to_svg(
+    svg = to_svg(
         draw(
             project(
                 record_server(3, Synchronous(), [("push", 0), ("pull", 0)]).trace(
@@ -313,9 +313,9 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
             "v0",
             "worker 0 pulls w from server 0",
         )
-        if text not in drawn
+        if text not in svg
     ] == []
-    assert drawn.count("<circle") == 4  # three workers, and a pull that waits
+    assert svg.count("<circle") == 4  # three workers, and a pull that waits
 
 
 def test_messages_in_flight_do_not_cover_each_other() -> None:

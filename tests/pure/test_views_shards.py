@@ -38,8 +38,8 @@ def test_every_plan_has_a_serializable_picture(name: str) -> None:
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
     assert picture["title"] == name and picture["scene"]["height"] <= 440
-    drawn = view._svg()
-    assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 90_000
+    drawing = view._svg()
+    assert ET.fromstring(drawing).tag.endswith("svg") and len(drawing.encode()) < 90_000
     assert repr(view).startswith(f"{name}: {PLANS[name].replicas} replicas, ")
 
 
@@ -57,10 +57,10 @@ def corners(view: ShardMap) -> dict[int, list[tuple[float, float]]]:
 @pytest.mark.parametrize("name", ["ten", "files"])
 def test_each_sample_has_the_color_of_its_replica(name: str) -> None:
     plan = PLANS[name]
-    grid, drawn = Grid(plan.samples, plan.files), corners(ShardMap(plan))
+    grid, drawing = Grid(plan.samples, plan.files), corners(ShardMap(plan))
     for replica in range(plan.replicas):
         used = {s for step in range(plan.steps) for s in plan.rows(step, replica)}
-        assert {*drawn[replica]} == {grid.corners[s] for s in used}
+        assert {*drawing[replica]} == {grid.corners[s] for s in used}
 
 
 @settings(deadline=None, max_examples=40)
@@ -77,8 +77,8 @@ def test_every_sample_is_drawn_once(
     plan = make_plan(replicas + extra, replicas, samples=n, seed=seed, policy=policy)
     grid = Grid(n)
     assert len({*grid.corners}) == n and grid.height <= samples.MAX_SAMPLES_HEIGHT
-    drawn = corners(ShardMap(plan))
-    assert sum(map(len, drawn.values())) == n * (replicas if policy == "OFF" else 1)
+    drawing = corners(ShardMap(plan))
+    assert sum(map(len, drawing.values())) == n * (replicas if policy == "OFF" else 1)
 
 
 # -- shards -------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def test_every_model_has_a_serializable_picture(name: str) -> None:
     picture = view._picture()
     json.dumps(picture, allow_nan=False)
     assert picture["scene"]["height"] <= 440 and not picture["keyframes"]
-    drawn = view._svg()
-    assert ET.fromstring(drawn).tag.endswith("svg") and len(drawn.encode()) < 60_000
+    drawing = view._svg()
+    assert ET.fromstring(drawing).tag.endswith("svg") and len(drawing.encode()) < 60_000
 
 
 def test_piece_is_drawn_at_its_offset() -> None:
@@ -146,8 +146,8 @@ def test_piece_is_drawn_at_its_offset() -> None:
 
 
 def test_shards_of_all_ranks_add_up() -> None:
-    drawn = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
-    assert drawn.count("57.1 %") == 2 and "rank 1 has 32 of 56 values" in drawn
+    drawing = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
+    assert drawing.count("57.1 %") == 2 and "rank 1 has 32 of 56 values" in drawing
 
 
 def test_other_objects_raise() -> None:

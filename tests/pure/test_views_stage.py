@@ -48,7 +48,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
             transfers = zip(round_.src, round_.dst, round_.chunk, payloads, strict=True)
             for a, b, c, payload in transfers:
                 a, b, c = int(a), int(b), int(c)
-                kept = summary(payload) if recorded else None
+                values_summary = summary(payload) if recorded else None
                 s.op(
                     members[a],
                     Op.SEND,
@@ -56,7 +56,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
                     (at + 0.9) * MS,
                     peer=members[b],
                     nbytes=8 + c,
-                    before=kept,
+                    before=values_summary,
                     group=group,
                 )
                 s.op(
@@ -66,7 +66,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
                     (at + 0.8) * MS,
                     peer=members[a],
                     nbytes=8 + c,
-                    after=kept,
+                    after=values_summary,
                     group=group,
                 )
                 added = [x + y for x, y in zip(have[b][c], payload, strict=True)]
@@ -75,7 +75,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
     return s.trace(**{"world_size": max(members) + 1, "groups": {group: members}, **facts})
 
 
-def held_at(picture, time, by="time"):
+def pieces_at(picture, time, by="time"):
     """Return the pieces of each rank's tensor at a time in seconds or, by "step", in rounds."""
     strips = {}
     timed = [(step if by == "step" else change.time, change) for step, change in picture.changes]
@@ -91,7 +91,7 @@ def held_at(picture, time, by="time"):
 
 
 def final_pieces(trace):
-    return held_at(stage(trace), float("inf"))
+    return pieces_at(stage(trace), float("inf"))
 
 
 # -- layout ----------------------------------------------------------------------------
@@ -125,10 +125,10 @@ def test_late_rank_has_the_chunks_of_its_round():
     late = [replace(e, time=e.time + (0.3 * MS if e.rank == 2 else 0)) for e in trace.events]
     picture = stage(Trace(late, trace.info))
     for k in range(1, len(rounds) + 1):
-        held = held_at(picture, k, "step")
+        pieces = pieces_at(picture, k, "step")
         expected = count_contributions(rounds[:k], 4) > 0
         assert [
-            [[c in piece.certain for c in range(4)] for piece in held[r]] for r in range(4)
+            [[c in piece.certain for c in range(4)] for piece in pieces[r]] for r in range(4)
         ] == expected.tolist()
 
 
@@ -147,10 +147,10 @@ def test_every_all_reduce_is_shown_as_its_schedule(name, n, simulated):
     picture, chunks = stage(trace), algorithm.chunks(n)
     rounds = list(algorithm.schedule(n))
     for k in range(1, len(rounds) + 1):
-        held = held_at(picture, k, "step")
+        pieces = pieces_at(picture, k, "step")
         expected = count_contributions(rounds[:k], n, chunks) > 0
         assert [
-            [[c in piece.certain for c in range(n)] for piece in held[r]] for r in range(n)
+            [[c in piece.certain for c in range(n)] for piece in pieces[r]] for r in range(n)
         ] == expected.tolist()
 
 
@@ -194,8 +194,8 @@ def test_unknown_contributions_are_bounded_not_guessed():
     send(s, 2, 0, 2, values(2))
     send(s, 0, 1, 4, [7.0, 7.5])
     picture = stage(s.trace(world_size=4))
-    held = held_at(picture, float("inf"))
-    assert (held[1][0].certain, held[1][0].possible) == (set(), {0, 1, 2})
+    pieces = pieces_at(picture, float("inf"))
+    assert (pieces[1][0].certain, pieces[1][0].possible) == (set(), {0, 1, 2})
     assert "at most" in picture.description
 
 
@@ -269,9 +269,9 @@ TRACES = {
 def test_every_trace_has_a_small_picture_and_table(name):
     data = draw(stage(TRACES[name]()))
     assert json.dumps(data, allow_nan=False)
-    drawn = to_svg(data)
-    assert ET.fromstring(drawn).tag == f"{SVG}svg" and len(drawn.encode()) <= 60_000
-    assert "<script" not in drawn and " id=" not in drawn
+    drawing = to_svg(data)
+    assert ET.fromstring(drawing).tag == f"{SVG}svg" and len(drawing.encode()) <= 60_000
+    assert "<script" not in drawing and " id=" not in drawing
     assert len(to_table(data).splitlines()) <= 20
 
 
@@ -318,10 +318,10 @@ EVENTS = st.builds(
 @given(st.lists(EVENTS, max_size=40), st.booleans())
 def test_any_trace_can_be_drawn(events, live):
     picture = stage(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
-    drawn = draw(picture)
-    assert json.dumps(drawn, allow_nan=False)
-    assert ET.fromstring(to_svg(drawn)).tag == f"{SVG}svg"
-    to_table(drawn)
+    drawing = draw(picture)
+    assert json.dumps(drawing, allow_nan=False)
+    assert ET.fromstring(to_svg(drawing)).tag == f"{SVG}svg"
+    to_table(drawing)
 
 
 # -- the notebook --------------------------------------------------------------------------------

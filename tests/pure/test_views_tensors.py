@@ -18,7 +18,7 @@ from distkit.views.tensors import MAX_RANKS, draw
 FOUR = dict(nbytes=16, shape=(2, 2), dtype="float32")
 
 
-def reduced(inputs, results, op=Op.ALL_REDUCE) -> Trace:
+def all_reduce_trace(inputs, results, op=Op.ALL_REDUCE) -> Trace:
     s = Script()
     for rank, (before, after) in enumerate(zip(inputs, results, strict=True)):
         s.op(
@@ -51,7 +51,7 @@ def shapes(trace: Trace, tag: str) -> list[str]:
 
 
 def test_all_reduce_shows_inputs_and_equal_results() -> None:
-    trace = reduced([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2)
+    trace = all_reduce_trace([[1, 2, 3, 4], [10, 2, 3, 4]], [[11, 4, 6, 8]] * 2)
     op = only_keyframe(trace)
     assert (op["caption"], op["details"]) == ("all_reduce", "float32 [2, 2] · at 2 µs")
     assert op["where"] == "sgd.py:3"
@@ -64,7 +64,9 @@ def test_all_reduce_shows_inputs_and_equal_results() -> None:
 
 
 def test_differing_rank_is_named_with_cells_and_amount() -> None:
-    trace = reduced([[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]])
+    trace = all_reduce_trace(
+        [[0, 0, 0, 0]] * 4, [[1, 1, 1, 1]] * 2 + [[1, 1, 1, 1.5], [1, 1, 1, 1]]
+    )
     assert texts(trace)[1] == "after: rank 2 differs from the others, by up to 0.5"
     assert only_keyframe(trace)["verdicts"][1]["expected"]
     styles = [shape[1] for shape in draw(trace)["scene"]["shapes"]]
@@ -73,7 +75,7 @@ def test_differing_rank_is_named_with_cells_and_amount() -> None:
 
 def test_nan_equals_nan_and_is_counted_in_words() -> None:
     nan = [math.nan, 1, math.inf, -math.inf]
-    trace = reduced([nan, nan], [nan, nan])
+    trace = all_reduce_trace([nan, nan], [nan, nan])
     assert [verdict["word"] for verdict in only_keyframe(trace)["verdicts"]] == ["same", "same"]
     assert "1 × NaN, 1 × ∞, 1 × −∞" in repr(Tensors(trace))
 
@@ -99,17 +101,17 @@ def test_operations_follow_those_that_their_ranks_finished_before() -> None:
 
 def test_thousand_ranks_are_compared_and_sixteen_drawn() -> None:
     values = [[1.0, 1, 1, 1]] * 999 + [[2.0, 1, 1, 1]]
-    trace = reduced(values, values)
+    trace = all_reduce_trace(values, values)
     picture = draw(trace)
     assert texts(trace)[1] == "after: rank 999 differs from the others, by up to 1"
     assert len(picture["list"]["rows"][0][1]) == MAX_RANKS
-    drawn = to_svg(picture)
-    assert len(drawn.encode()) < 60_000 and "and 984 more ranks" in drawn
+    svg = to_svg(picture)
+    assert len(svg.encode()) < 60_000 and "and 984 more ranks" in svg
 
 
 def test_operation_without_values_on_a_drawn_rank_is_not_shown() -> None:
     values = [*[None] * MAX_RANKS, [1.0, 1, 1, 1]]
-    picture = draw(reduced(values, values))
+    picture = draw(all_reduce_trace(values, values))
     assert picture["keyframes"] == []
     assert picture["notices"][0].startswith("1 operation not shown")
 
@@ -142,6 +144,6 @@ events = st.builds(
 def test_any_trace_can_be_drawn(recorded: list[Event]) -> None:
     picture = draw(Trace(recorded))
     json.dumps(picture, allow_nan=False)
-    drawn = to_svg(picture)
-    ET.fromstring(drawn)
-    assert len(drawn.encode()) <= 60_000
+    svg = to_svg(picture)
+    ET.fromstring(svg)
+    assert len(svg.encode()) <= 60_000

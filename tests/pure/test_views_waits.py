@@ -25,7 +25,7 @@ def states(size, waits_for):
     return [blocked.get(r, RankState(r, RankStatus.FINISHED)) for r in range(size)]
 
 
-def drawn(size, waits_for):
+def draw_graph(size, waits_for):
     """Return the text of each circle, and the number of arrows by color."""
     graph = wait_for_graph(states(size, waits_for))
     marks = [drawing_of(graph["scene"], m[0]) for m in graph["scene"]["marks"]]
@@ -34,7 +34,7 @@ def drawn(size, waits_for):
 
 
 def test_ranks_in_a_wait_cycle_are_red():
-    assert [drawn(3, {0: (1,), 1: (0,)}), drawn(3, {0: (1,), 1: (0,), 2: (0,)})] == [
+    assert [draw_graph(3, {0: (1,), 1: (0,)}), draw_graph(3, {0: (1,), 1: (0,), 2: (0,)})] == [
         (["0", "1"], {"wrong": 2, "mean": 0}),
         (["0", "1", "2"], {"wrong": 2, "mean": 1}),  # rank 2 waits for the cycle
     ]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import concatenated, identifying_lengths, message_sizes, scheduled_sizes
+from recorded import concatenate, identifying_lengths, message_sizes, scheduled_sizes
 
 import distkit as dk
 from distkit import demos
@@ -54,17 +54,17 @@ def test_every_all_reduce_equals_torch(n: int, cases: list[Any]) -> None:
         results = []
         for name, length, (dtype, op), trailing, transposed in cases:
             random.seed(dist.get_rank() + length)
-            ours = numbers(length, dtype, trailing, transposed)
-            theirs = ours.clone(memory_format=torch.contiguous_format)
-            ALL_REDUCES[name].reference(ours, getattr(dist.ReduceOp, op))
-            dist.all_reduce(theirs, getattr(dist.ReduceOp, op))
-            results.append((ours, theirs))
+            result = numbers(length, dtype, trailing, transposed)
+            expected_sum = result.clone(memory_format=torch.contiguous_format)
+            ALL_REDUCES[name].reference(result, getattr(dist.ReduceOp, op))
+            dist.all_reduce(expected_sum, getattr(dist.ReduceOp, op))
+            results.append((result, expected_sum))
         return results
 
     for i, pairs in enumerate(zip(*dk.run_ranks(program, n).results, strict=True)):
-        for ours, theirs in pairs:
-            assert torch.equal(ours, theirs), cases[i]
-            assert torch.equal(ours, pairs[0][0])
+        for result, expected_sum in pairs:
+            assert torch.equal(result, expected_sum), cases[i]
+            assert torch.equal(result, pairs[0][0])
 
 
 @pytest.mark.parametrize("n", [4, 7])
@@ -74,18 +74,18 @@ def test_all_ranks_round_identically(n: int) -> None:
     def program() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         torch.manual_seed(dist.get_rank())
         x = torch.randn(1000)
-        theirs = x.clone()
-        dist.all_reduce(theirs)
+        expected_sum = x.clone()
+        dist.all_reduce(expected_sum)
         found = {}
         for name, algorithm in ALL_REDUCES.items():
-            found[name] = x.clone(), theirs
+            found[name] = x.clone(), expected_sum
             algorithm.reference(found[name][0])
         return found
 
     results = dk.run_ranks(program, n).results
     for name in ALL_REDUCES:
-        first, theirs = results[0][name]
-        assert torch.allclose(first, theirs, atol=1e-5), name
+        first, expected_sum = results[0][name]
+        assert torch.allclose(first, expected_sum, atol=1e-5), name
         assert all(torch.equal(found[name][0], first) for found in results), name
 
 
@@ -106,11 +106,11 @@ def test_subgroup_uses_group_ranks() -> None:
     with pytest.warns(
         dk.errors.CommunicationWarning, match="on a group without rank 0: the call has no effect"
     ):
-        outside, *inside = dk.run_ranks(program, 4).results
-    assert all(x == [0.0] * 5 for x in outside[0].values())
-    assert len(outside[1]) == len(ALL_REDUCES)
-    assert "Running ring_all_reduce on global rank 0 which does not belong" in "".join(outside[1])
-    for found, caught in inside:
+        nonmember, *members = dk.run_ranks(program, 4).results
+    assert all(x == [0.0] * 5 for x in nonmember[0].values())
+    assert len(nonmember[1]) == len(ALL_REDUCES)
+    assert "Running ring_all_reduce on global rank 0 which does not belong" in "".join(nonmember[1])
+    for found, caught in members:
         assert all(x == [6.0] * 5 for x in found.values()) and not caught
 
 
@@ -129,7 +129,7 @@ def test_recorded_messages_match_the_schedules(n: int) -> None:
             algorithm.reference(torch.ones(length, dtype=torch.float64))
 
     recorded = message_sizes(dk.run_ranks(program, n).trace)
-    expected = concatenated(
+    expected = concatenate(
         scheduled_sizes(a.schedule(n), length, a.chunks(n)) for a, length in calls
     )
     assert recorded == {link: [8 * k for k in sizes] for link, sizes in expected.items()}
@@ -159,7 +159,7 @@ def test_options_match_the_schedule(name: str, options: dict[str, Any]) -> None:
 
     run = dk.run_ranks(program, n)
     assert all(all(correct) for correct in run.results)
-    expected = concatenated(
+    expected = concatenate(
         scheduled_sizes(algorithm.schedule(n, **options), length, chunks)
         for length in identifying_lengths(chunks)
     )
@@ -264,10 +264,10 @@ def test_shards_are_equal_and_disjoint() -> None:
     assert shards == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_equal_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    ours = demos.digits()
-    assert torch.equal(ours[0] * 16, torch.tensor(images, dtype=torch.float32))
-    assert torch.equal(ours[1], torch.tensor(labels))
+    result = demos.digits()
+    assert torch.equal(result[0] * 16, torch.tensor(images, dtype=torch.float32))
+    assert torch.equal(result[1], torch.tensor(labels))

@@ -18,7 +18,7 @@ from distkit.events import Op, State
 Use = Callable[[torch.Tensor], object]
 
 
-def receiving(*uses: Use) -> None:
+def use_while_receiving(*uses: Use) -> None:
     """Rank 0 sends after rank 1 has used the buffer of its irecv, or another tensor."""
     for use in uses:
         memory = torch.zeros(8)
@@ -33,7 +33,7 @@ def receiving(*uses: Use) -> None:
             use(memory)
 
 
-def touched(run: Run) -> list[tuple[int, str]]:
+def early_uses(run: Run) -> list[tuple[int, str]]:
     return sorted((s.rank, s.label) for s in run.trace.spans if s.op is Op.TOUCH)
 
 
@@ -56,8 +56,8 @@ USES: dict[str, Use] = {
 def test_buffer_use_before_wait_is_reported() -> None:
     """Each use is reported once, and not after wait()."""
     with pytest.warns(dk.errors.CommunicationWarning, match="(uses|changes) the buffer"):
-        run = dk.run_ranks(receiving, 2, *USES.values())
-    assert touched(run) == sorted((1, name) for name in USES)
+        run = dk.run_ranks(use_while_receiving, 2, *USES.values())
+    assert early_uses(run) == sorted((1, name) for name in USES)
     findings = [f for f in run.findings if f.kind != "straggler"]
     assert {(f.kind, f.culprits, f.hang) for f in findings} == {("buffer_in_use", (1,), False)}
     assert all("test_buffers_in_use.py:" in finding.message for finding in findings)
@@ -81,8 +81,9 @@ HARMLESS: dict[str, Use] = {
 
 
 def test_unrelated_operations_are_not_reported() -> None:
-    run = dk.run_ranks(receiving, 2, *HARMLESS.values())  # a warning would be an error here
-    assert touched(run) == []
+    # a warning would be an error here
+    run = dk.run_ranks(use_while_receiving, 2, *HARMLESS.values())
+    assert early_uses(run) == []
 
 
 def test_buffer_use_under_another_mode_is_reported() -> None:
@@ -91,8 +92,8 @@ def test_buffer_use_under_another_mode_is_reported() -> None:
             return memory[:4].sum()
 
     with pytest.warns(dk.errors.CommunicationWarning, match="uses the buffer"):
-        run = dk.run_ranks(receiving, 2, under_a_mode)
-    assert touched(run) == [(1, "sum")]
+        run = dk.run_ranks(use_while_receiving, 2, under_a_mode)
+    assert early_uses(run) == [(1, "sum")]
 
 
 class RecordingMode(TorchFunctionMode):
@@ -203,7 +204,7 @@ def test_reading_a_buffer_that_is_being_sent_is_allowed() -> None:
 # -- calls without wait() -------------------------------------------------------------------
 
 
-def dropped() -> None:
+def call_without_wait() -> None:
     for name in ("all_gather_into", "reduce_scatter_tensor", "all_to_all"):
         x, y = torch.ones(4), torch.ones(8)
         CALLS[name](x, y)
@@ -212,5 +213,5 @@ def dropped() -> None:
 
 def test_unawaited_wrapped_call_is_reported_once() -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="ranks 0 and 1 never waited for"):
-        run = dk.run_ranks(dropped, N)
+        run = dk.run_ranks(call_without_wait, N)
     assert [f.kind for f in run.findings if f.kind != "straggler"] == ["not_waited"] * 3

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import concatenated, identifying_lengths, message_sizes, scheduled_sizes
+from recorded import concatenate, identifying_lengths, message_sizes, scheduled_sizes
 
 import distkit as dk
 from distkit.algorithms import collectives as ours
@@ -157,7 +157,7 @@ def test_recorded_messages_match_the_schedules(n: int) -> None:
             call_with_length(name, n, length)
 
     recorded = message_sizes(dk.run_ranks(program, n).trace)
-    expected = concatenated(
+    expected = concatenate(
         scheduled_sizes(COLLECTIVES[name].schedule(n), length, COLLECTIVES[name].chunks(n))
         for name, length in all_cases
     )

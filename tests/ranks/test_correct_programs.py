@@ -66,18 +66,18 @@ def test_incorrect_program_has_a_finding() -> None:
     no_delays = (0.0,) * random_programs.RANKS
     first, second = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
 
-    def crossed(rounds: Program) -> None:
+    def swap_messages(rounds: Program) -> None:
         mine = [Round(no_delays, (second, first))] if dist.get_rank() == 1 else rounds
         play(mine)
 
     assert "rank 1 waits for tag 7" in false_alarm(
-        [Round(no_delays, (first, second))], play=crossed
+        [Round(no_delays, (first, second))], play=swap_messages
     )
 
-    def halved(rounds: Program) -> None:
+    def send_half(rounds: Program) -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(1, dtype=torch.float64), dst=1)
         elif dist.get_rank() == 1:
             dist.recv(torch.ones(2), src=0)
 
-    assert "float64[1]" in false_alarm([], play=halved)
+    assert "float64[1]" in false_alarm([], play=send_half)

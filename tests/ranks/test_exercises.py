@@ -157,7 +157,7 @@ def returns_the_result(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def test_returned_instead_of_in_place_result_is_named() -> None:
+def test_result_that_is_returned_instead_of_written_in_place_is_named() -> None:
     verdict = dk.check.ring_all_reduce(returns_the_result)
     message = "it returns the correct result, but x must contain it: write into x"
     assert verdict.status == "fail" and message in repr(verdict)

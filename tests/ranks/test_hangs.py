@@ -15,13 +15,13 @@ from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rules import RULES
 from distkit.hangs import ALL, Case
 
-#: Time limit from the call to the error, with forks [s]; ten times the usual.
+#: Time limit from the call to the error, with forks [s]; ten times the usual time.
 LIMIT = 20
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server() -> None:
-    """Start the fork server, because its import of torch would count as time of the first hang."""
+    """Start the fork server, whose import of torch would delay the report of the first hang."""
     dk.run_ranks(int, 1)
 
 

@@ -10,7 +10,7 @@ from tempfile import gettempdir
 import psutil
 import pytest
 import torch
-from kvstore_nodes import Nodes, forks, started, wait_until
+from kvstore_nodes import Nodes, forks, start_nodes, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore, Trainer
@@ -26,19 +26,19 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
     """2 workers and 2 servers that serve many runs."""
-    with started(2, 2) as nodes:
+    with start_nodes(2, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def killable_nodes(fork_server: None) -> Iterator[Nodes]:
     """2 workers and 2 servers that tests may kill."""
-    with started(2, 2) as nodes:
+    with start_nodes(2, 2) as nodes:
         yield nodes
 
 
 def flag(kv: KVStore, name: str) -> Path:
-    """Return the file that marks a point reached by a worker."""
+    """Return the file that a worker creates when it reaches a point."""
     return Path(gettempdir(), f"kv-{os.getppid()}-{name}")
 
 

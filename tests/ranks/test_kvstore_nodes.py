@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 import pytest
 import torch
 from devices import on_devices
-from kvstore_nodes import WAIT, Nodes, forks, interrupt, started
+from kvstore_nodes import WAIT, Nodes, forks, interrupt, start_nodes
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
@@ -27,14 +27,14 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
     """3 workers and 2 servers that serve many runs."""
-    with started(3, 2) as nodes:
+    with start_nodes(3, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def pair(fork_server: None) -> Iterator[Nodes]:
     """2 workers and a server that tests may kill."""
-    with started(2, 1) as nodes:
+    with start_nodes(2, 1) as nodes:
         yield nodes
 
 

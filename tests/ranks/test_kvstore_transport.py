@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, started, throw, wait_until
+from kvstore_nodes import WAIT, Nodes, forks, send_random_bytes, start_nodes, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
@@ -26,7 +26,7 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture
 def pair(fork_server: None) -> Iterator[Nodes]:
     """2 workers and a server with CURVE keys."""
-    with started(2, 1, keys=new_keys()) as nodes:
+    with start_nodes(2, 1, keys=new_keys()) as nodes:
         yield nodes
 
 
@@ -92,7 +92,7 @@ def adds_up(kv: KVStore) -> float:
 def test_random_bytes_have_no_effect(pair: Nodes) -> None:
     pair.begin("dist_async", adds_up)
     for node in (2, 3):
-        throw(Path(pair.folder, f"kv{node}"), 300)
+        send_random_bytes(Path(pair.folder, f"kv{node}"), 300)
     assert [pair.result(0), pair.result(1)] == [200, 200]
 
 

@@ -27,8 +27,8 @@ def draw_numbers() -> tuple[float, float, float]:
 
 
 def test_ranks_draw_different_numbers() -> None:
-    drawn = dk.run_ranks(draw_numbers, 3).results + dk.run_ranks(draw_numbers, 2).results
-    assert all(len({*values}) == 5 for values in zip(*drawn, strict=True))
+    numbers = dk.run_ranks(draw_numbers, 3).results + dk.run_ranks(draw_numbers, 2).results
+    assert all(len({*values}) == 5 for values in zip(*numbers, strict=True))
 
 
 def test_run_can_be_repeated() -> None:
@@ -50,7 +50,7 @@ print({k: v for k, v in os.environ.items()
        if k.startswith(("GROUP_", "LOCAL_", "MASTER_", "OMP_", "RANK", "ROLE_", "TORCH", "WORLD_"))
        and k != "TORCH_HOME"})
 """
-#: The values differ by launcher.
+#: Variables whose values depend on the launcher.
 LAUNCHER_SPECIFIC = {
     "MASTER_PORT",
     "OMP_NUM_THREADS",
@@ -75,11 +75,11 @@ def test_script_has_the_environment_of_torchrun(
     script.write_text(ENVIRONMENT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    theirs = environments(ran.stdout)
-    assert len(theirs) == 2, ran.stderr
+    expected = environments(ran.stdout)
+    assert len(expected) == 2, ran.stderr
     dk.run_ranks(script, 2)
-    ours = environments(capsys.readouterr().out)
-    for mine, reference in zip(ours, theirs, strict=True):
+    actual = environments(capsys.readouterr().out)
+    for mine, reference in zip(actual, expected, strict=True):
         assert {*mine} == {*reference}
         assert {k: v for k, v in mine.items() if k not in LAUNCHER_SPECIFIC} == {
             k: v for k, v in reference.items() if k not in LAUNCHER_SPECIFIC

@@ -38,8 +38,8 @@ def run_in_one_process(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.
     return loss.detach(), [[w.grad for w in layer.parameters()] for layer in layers]
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return bool(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12))
+def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool(torch.allclose(result, expected, rtol=1e-12, atol=1e-12))
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])
@@ -56,12 +56,12 @@ def test_reference_implementation_equals_one_process(n: int) -> None:
         return found
 
     loss, gradients = run_in_one_process()
-    theirs = [g for layer in gradients for g in layer]
+    expected = [g for layer in gradients for g in layer]
     run = dk.run_ranks(program, n)
     for i, case in enumerate(cases):
         assert all(close(result[i][0], loss) for result in run.results)
         mine = [g for result in run.results for g in result[i][1]]
-        assert all(close(a, b) for a, b in zip(mine, theirs, strict=True)), case
+        assert all(close(a, b) for a, b in zip(mine, expected, strict=True)), case
 
 
 def test_messages_are_activations_and_gradients() -> None:

@@ -181,7 +181,7 @@ def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
 # -- dk.equal ------------------------------------------------------------------------------
 
 
-def watched(change: str = "") -> None:
+def record_training(change: str = "") -> None:
     """Record a training of 4 steps with an injected mistake."""
     rank, n, model = dist.get_rank(), dist.get_world_size(), net()
     if change == "initial" and rank == 1:
@@ -199,12 +199,12 @@ def watched(change: str = "") -> None:
 
 
 def test_training_is_independent_of_the_number_of_ranks() -> None:
-    one = dk.run_ranks(watched, 1)
-    found = dk.equal(dk.run_ranks(watched, 3), one)
+    one = dk.run_ranks(record_training, 1)
+    found = dk.equal(dk.run_ranks(record_training, 3), one)
     assert found
     assert found.largest < 1e-10
     assert found.compared == "all 4 steps and 4 parameters"
-    assert dk.equal(one, dk.run_ranks(watched, 1)).exact
+    assert dk.equal(one, dk.run_ranks(record_training, 1)).exact
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_training_is_independent_of_the_number_of_ranks() -> None:
     ],
 )
 def test_first_difference_is_named(change: str, first: tuple[int, str, str, int]) -> None:
-    found = dk.equal(dk.run_ranks(watched, 2, change), dk.run_ranks(watched, 1))
+    found = dk.equal(dk.run_ranks(record_training, 2, change), dk.run_ranks(record_training, 1))
     assert not found
     assert (found.first.step, found.first.what, found.first.layer, found.first.rank) == first
 
@@ -226,7 +226,7 @@ def test_first_difference_is_named(change: str, first: tuple[int, str, str, int]
 Norm = Callable[[int], nn.Module]
 
 
-def normalized(norm: Norm, x: Tensor, y: Tensor, step: Callable[..., object]) -> Tensor:
+def train_with_norm(norm: Norm, x: Tensor, y: Tensor, step: Callable[..., object]) -> Tensor:
     """Return weights and statistics after two steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 6), norm(6), nn.Linear(6, 5)).double()
@@ -254,8 +254,8 @@ def test_only_synchronized_batch_norm_equals_one_process(
     norm: Norm, ours: Norm, exact: bool
 ) -> None:
     def ranks() -> Tensor:
-        return normalized(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
+        return train_with_norm(ours, *dk.data.shard(*images(64)), dk.algorithms.sync_sgd_step)
 
-    expected = normalized(norm, *images(64), torch_step)
+    expected = train_with_norm(norm, *images(64), torch_step)
     for found in dk.run_ranks(ranks, 2).results:
         assert torch.allclose(found, expected, rtol=0, atol=1e-11) == exact

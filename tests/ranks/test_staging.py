@@ -1,4 +1,4 @@
-"""Ranks that share a GPU: messages go through host memory, collectives are gloo's.
+"""Ranks that share a GPU send messages through host memory, and use gloo's collectives.
 
 Without a GPU, a fake device is used for messages: see :mod:`standin`.
 """
@@ -112,7 +112,9 @@ class Small(nn.Module):
         return result
 
 
-def trained(device: str, group: Any, wrap: Callable[[nn.Module, Any], nn.Module]) -> list[float]:
+def train_small_model(
+    device: str, group: Any, wrap: Callable[[nn.Module, Any], nn.Module]
+) -> list[float]:
     """Return the losses of a small model on this rank's data."""
     torch.manual_seed(0)
     model = wrap(Small().to(device), group)
@@ -134,9 +136,9 @@ def test_ddp_equals_the_cpu_and_is_recorded(device: str) -> None:
     def ddp(model: nn.Module, group: Any) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, process_group=group)
 
-    run = run_on_shared_device(trained, device, ddp)
+    run = run_on_shared_device(train_small_model, device, ddp)
     for found, expected in zip(
-        run.results, run_on_shared_device(trained, "cpu", ddp).results, strict=True
+        run.results, run_on_shared_device(train_small_model, "cpu", ddp).results, strict=True
     ):
         assert found == pytest.approx(expected, rel=1e-5)
     reduced = [s for s in run.trace.spans if s.attributes.get("gradients")]
@@ -157,8 +159,8 @@ def test_sharded_models_equal_the_cpu(device: str) -> None:
         return fully_shard(model, mesh=mesh)
 
     for found, expected in zip(
-        run_on_shared_device(trained, device, fsdp).results,
-        run_on_shared_device(trained, "cpu", fsdp).results,
+        run_on_shared_device(train_small_model, device, fsdp).results,
+        run_on_shared_device(train_small_model, "cpu", fsdp).results,
         strict=True,
     ):
         assert found == pytest.approx(expected, rel=1e-5)

@@ -227,7 +227,7 @@ class Tied(nn.Module):
         return self.out(self.words(x))
 
 
-def tied(strategy: Strategy, file: Path, action: str) -> Tensor:
+def train_tied(strategy: Strategy, file: Path, action: str) -> Tensor:
     torch.manual_seed(3 if action == "save" else 4)
     with strategy.scope():
         model = Tied()
@@ -242,7 +242,7 @@ def tied(strategy: Strategy, file: Path, action: str) -> Tensor:
 @pytest.mark.parametrize("kind", [MirroredStrategy, FullyShardedStrategy])
 def test_tied_weight_is_saved_once_and_stays_tied(tmp_path: Path, kind) -> None:
     file = tmp_path / "weights.safetensors"
-    saved = run_ranks(tied, 2, kind(), file, "save").results[0]
-    torch.testing.assert_close(tied(Strategy(), file, "load"), saved)
-    for found in run_ranks(tied, 2, kind(), file, "load").results:
+    saved = run_ranks(train_tied, 2, kind(), file, "save").results[0]
+    torch.testing.assert_close(train_tied(Strategy(), file, "load"), saved)
+    for found in run_ranks(train_tied, 2, kind(), file, "load").results:
         torch.testing.assert_close(found, saved)

@@ -59,7 +59,7 @@ def digits(rows: slice) -> tuple[Tensor, Tensor]:
     return images[order][rows].double(), labels[order][rows]
 
 
-def fitted(strategy: Strategy, epochs: int):
+def fit_model(strategy: Strategy, epochs: int):
     model = classifier(strategy)
     history = model.fit(
         digits(TRAINED),
@@ -72,9 +72,9 @@ def fitted(strategy: Strategy, epochs: int):
 
 
 def test_fit_equals_one_process() -> None:
-    history, outputs = fitted(Strategy(), 13)
+    history, outputs = fit_model(Strategy(), 13)
     assert history["val_accuracy"][-1] >= 0.97
-    run = run_ranks(fitted, 3, MirroredStrategy(), 13)
+    run = run_ranks(fit_model, 3, MirroredStrategy(), 13)
     for found, predicted in run.results:
         for name, values in history.items():
             assert found[name] == pytest.approx(values, rel=0, abs=1e-12), name

@@ -84,7 +84,7 @@ def test_dataset_function_creates_the_batches_of_each_replica() -> None:
 # -- losses --------------------------------------------------------------------------------------
 
 
-def averaged(strategy: Strategy, global_batch: int | None = None):
+def train_on_average_loss(strategy: Strategy, global_batch: int | None = None):
     """Run a step with a loss per example, sample weights and regularization."""
     with strategy.scope():
         torch.manual_seed(0)
@@ -105,8 +105,8 @@ def averaged(strategy: Strategy, global_batch: int | None = None):
 
 @pytest.mark.parametrize("global_batch", [None, 8])
 def test_average_loss_divides_by_the_global_batch(global_batch: int | None) -> None:
-    loss, weight = averaged(Strategy())
-    for found in run_ranks(averaged, 3, MirroredStrategy(), global_batch).results:
+    loss, weight = train_on_average_loss(Strategy())
+    for found in run_ranks(train_on_average_loss, 3, MirroredStrategy(), global_batch).results:
         torch.testing.assert_close(found, (loss, weight), rtol=0, atol=1e-12)
     torch.manual_seed(0)
     w = nn.Linear(3, 1, bias=False).double().weight

@@ -63,15 +63,15 @@ def train(strategy: Strategy, make=torch.optim.Adam, batch: int = 11, average: b
 @pytest.mark.parametrize(("ranks", "average"), [(3, False), (2, True)])
 def test_sharded_strategy_equals_one_process(kind, ranks: int, average: bool) -> None:
     """30 rows in batches of 11: the shards differ in size, and the last batch is shorter."""
-    losses, weights, size, kept = train(Strategy(), average=average)
+    losses, weights, size, state_size = train(Strategy(), average=average)
     found = run_ranks(train, ranks, kind(), average=average).results
     for replica_losses, replica_weights, *_ in found:
         torch.testing.assert_close(replica_losses, losses, rtol=0, atol=1e-12)
         torch.testing.assert_close(replica_weights, weights, rtol=0, atol=1e-12)
     if kind is CentralStorageStrategy:
-        assert [f[3] for f in found] == [kept] + [0] * (ranks - 1)
+        assert [f[3] for f in found] == [state_size] + [0] * (ranks - 1)
     else:
-        assert sum(f[2] for f in found) == size and sum(f[3] for f in found) == kept
+        assert sum(f[2] for f in found) == size and sum(f[3] for f in found) == state_size
         assert max(f[2] for f in found) <= math.ceil(size / ranks) + 8 + 5 + 2 + 6 + 8 + 5
 
 
@@ -183,8 +183,8 @@ def raises(strategy: Strategy, where: str):
 )
 def test_exception_in_one_replica_reaches_all(kind, where: str) -> None:
     _, expected = raises(Strategy(), where)
-    ((error,), weights), ((theirs,), others) = run_ranks(raises, 2, kind(), where).results
-    assert theirs.startswith("1 AssertionError on purpose")
+    ((error,), weights), ((other_error,), others) = run_ranks(raises, 2, kind(), where).results
+    assert other_error.startswith("1 AssertionError on purpose")
     assert "needs all replicas, but some have left the run: replica 1" in error
     assert "replica 1: its function raised AssertionError: on purpose" in error
     for found in (weights, others):  # the other steps equal those of one process

@@ -44,23 +44,23 @@ def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: boo
     def program() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
         up, act, down = mlp(bias)
         with dk.mark("reference"):
-            ours = results_of(nn.Sequential(ColumnLinear(up), act, RowLinear(down)))
+            result = results_of(nn.Sequential(ColumnLinear(up), act, RowLinear(down)))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         sharded = parallelize_module(mlp(bias), init_device_mesh("cpu", (n,)), plan)
         with CommDebugMode() as counted:
-            theirs = results_of(sharded)
-        theirs = [t.to_local() if isinstance(t, DTensor) else t for t in theirs]
-        return ours, theirs, sum(counted.get_comm_counts().values())
+            expected = results_of(sharded)
+        expected = [t.to_local() if isinstance(t, DTensor) else t for t in expected]
+        return result, expected, sum(counted.get_comm_counts().values())
 
     plain = results_of(mlp(bias))
     run = dk.run_ranks(program, n)
-    for rank, (ours, theirs, messages) in enumerate(run.results):
-        for mine, other in zip(ours, theirs, strict=True):
+    for rank, (result, expected, messages) in enumerate(run.results):
+        for mine, other in zip(result, expected, strict=True):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
-        for mine, full in zip(ours[:2], plain[:2], strict=True):
+        for mine, full in zip(result[:2], plain[:2], strict=True):
             assert torch.allclose(mine, full, rtol=0, atol=1e-12)
         dims = [0, *([0] if bias else []), 1]
-        for mine, full, dim in zip(ours[2:], plain[2:], dims, strict=False):
+        for mine, full, dim in zip(result[2:], plain[2:], dims, strict=False):
             assert torch.allclose(mine, full.chunk(n, dim)[rank], rtol=0, atol=1e-12)
         spans = [span for span in run.trace.spans if span.rank == rank]
         (mark,) = [span for span in spans if span.op is Op.MARK]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ports import reserved_port
-from waiting import background, wait_until
+from waiting import background_process, wait_until
 
 import distkit as dk
 from distkit.diagnosis.rank_state import RankStatus
@@ -153,7 +153,7 @@ def test_rank_death_restarts_all_ranks() -> None:
 def test_hang_killed_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with background(command, stdout=subprocess.PIPE) as process:
+    with background_process(command, stdout=subprocess.PIPE) as process:
         wait_until(waiting, timeout=LONG)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LONG)
@@ -171,7 +171,7 @@ def waiting() -> bool:
 def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with background(command, stderr=subprocess.PIPE) as process:
+    with background_process(command, stderr=subprocess.PIPE) as process:
         run = dk.hosts.follow(timeout=LONG)
         message = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(message)):
@@ -235,7 +235,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         wait_until(lambda: len(run.trace) > seen, timeout=LONG)
         for channel in run._control._channels.values():
             channel.shutdown()  # as if the kernel had exited
-        with background(
+        with background_process(
             [sys.executable, "-c", STEPS, str(LONG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as notebook:
             assert notebook.stdout.readline().split() == ["paused", "paused"]
@@ -320,7 +320,7 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
     script, stop_file = tmp_path / "continues.py", tmp_path / "stop"
     script.write_text(CONTINUES)
     command = [*DISTKIT, "trace", "--", *TWO, str(script), str(stop_file)]
-    with background(command, cwd=tmp_path) as running:
+    with background_process(command, cwd=tmp_path) as running:
         run = dk.hosts.follow(tmp_path / "trace", timeout=LONG)
         received: list[Event] = []
         ended = threading.Event()

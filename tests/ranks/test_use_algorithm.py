@@ -225,6 +225,6 @@ def train(algorithm: str) -> list[float]:
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
 def test_ddp_equals_torch(algorithm: str) -> None:
     plain = dk.run_ranks(train, 2, "").results
-    ours = dk.run_ranks(train, 2, algorithm).results
-    assert ours[0] == ours[1]
-    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(plain[0]))
+    results = dk.run_ranks(train, 2, algorithm).results
+    assert results[0] == results[1]
+    torch.testing.assert_close(torch.tensor(results[0]), torch.tensor(plain[0]))

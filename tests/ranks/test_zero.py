@@ -81,8 +81,8 @@ def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
         return found
 
     for losses in dk.run_ranks(program, n).results:
-        *ours, ddp, fsdp = map(torch.stack, losses)
-        for stage, mine in enumerate(ours):
+        *zero_losses, ddp, fsdp = map(torch.stack, losses)
+        for stage, mine in enumerate(zero_losses):
             assert torch.allclose(mine, fsdp, rtol=0, atol=1e-12), stage
             assert torch.allclose(mine, ddp, rtol=0, atol=1e-12), stage
 

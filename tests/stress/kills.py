@@ -190,11 +190,11 @@ class Kernels:
         remaining = []
         if case.first == "kernel":
             self._kernel.process.wait()
-            remaining = self._left([])
+            remaining = self._leftovers([])
             self._replace()
             self._request("idle")
         errors, alive = self._request()
-        return [*remaining, *errors, *self._left(alive)]
+        return [*remaining, *errors, *self._leftovers(alive)]
 
     def _request(self, line: str = "") -> Any:
         return self._kernel.request(line, timeout=REPLY_TIMEOUT)
@@ -203,7 +203,7 @@ class Kernels:
         self._kernel.close()
         self._kernel = self._start()
 
-    def _left(self, alive: list[int]) -> list[str]:
+    def _leftovers(self, alive: list[int]) -> list[str]:
         """Return the kernel's processes that should have ended."""
         mark = self._kernel.mark
         return _until_empty(

@@ -225,7 +225,7 @@ def forks() -> Iterator[None]:
 
 
 @contextmanager
-def started(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
+def start_nodes(workers: int, servers: int, **others: Any) -> Iterator[Nodes]:
     """Start nodes for a test."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         nodes = Nodes(workers, servers, folder, **others)
@@ -244,7 +244,7 @@ def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
     return time.monotonic() - start, rows
 
 
-def throw(path: Path, count: int) -> None:
+def send_random_bytes(path: Path, count: int) -> None:
     """Send random bytes to a Unix socket; reconnect whenever it is closed."""
     rng = random.Random(0)
     line: socket.socket | None = None

@@ -40,7 +40,7 @@ def scheduled_sizes(rounds: Iterable[Round], length: int, chunks: int) -> Sizes:
     return dict(found)
 
 
-def concatenated(parts: Iterable[Sizes]) -> Sizes:
+def concatenate(parts: Iterable[Sizes]) -> Sizes:
     """Concatenate the messages of consecutive parts."""
     found: Sizes = defaultdict(list)
     for part in parts:

@@ -26,7 +26,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Found:
+class FakeFinding:
     """The fields of a finding that the cockpit uses."""
 
     message: str
@@ -310,7 +310,7 @@ def cycle() -> FakeStepper:
     return FakeStepper("swap", scripts, {"In[7]": CYCLE})
 
 
-FOUND = Found(
+FINDING = FakeFinding(
     "rank 0 waits in recv(src=1) at In[7]:4, rank 1 waits in recv(src=0) at In[7]:7: "
     "each waits for the other.",
     "Let one of them send first.",

@@ -165,7 +165,7 @@ def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
         for r in range(n):
             left, right = (r - 1) % n, (r + 1) % n
             mine = summary([math.sin(0.7 * i + r + step) for i in range(size // n)])
-            theirs = summary([math.sin(0.7 * i + left + step) for i in range(size // n)])
+            received = summary([math.sin(0.7 * i + left + step) for i in range(size // n)])
             s.op(
                 r,
                 Op.SEND,
@@ -184,7 +184,7 @@ def ring(n: int = 4, size: int = 64, seed: int = 0) -> Trace:
                 peer=left,
                 where=f"collectives.py:{line}",
                 before=mine,
-                after=theirs,
+                after=received,
                 **chunk,
             )
         clock = [

@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], object], timeout: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Return whether a process is running; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -28,7 +28,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def background(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def background_process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Start a process, and terminate it when the block ends."""
     with subprocess.Popen(command, text=True, **options) as process:
         try:

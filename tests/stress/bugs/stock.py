@@ -76,7 +76,7 @@ class StockReport:
 
 @dataclass(frozen=True)
 class StockVerdict:
-    """The judgment of a report of torch.
+    """The judgment of one of torch's reports.
 
     Args:
         case: the program.
@@ -119,7 +119,7 @@ def explains(case: Case, text: str) -> bool:
 
 def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> StockReport:
     """Return torch's report, given how the ranks ended (``torch_ranks.End``)."""
-    reports = sorted((seconds, _shortened(text)) for end in ends for seconds, text in end["errors"])
+    reports = sorted((seconds, _shorten(text)) for end in ends for seconds, text in end["errors"])
     crashes = [_crash(end) for end in ends if end["how"].startswith("signal")]
     if crashes or not all(_is_timeout(*report, timeout) for report in reports):
         how = "error"
@@ -145,14 +145,14 @@ def read(case: Case, ends: Sequence[Mapping[str, Any]], timeout: float) -> Stock
     )
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return _OPTIONS.sub("TensorOptions(…)", _PLACE.sub(r"[\1…/\2]", text))
 
 
 def _crash(end: Mapping[str, Any]) -> str:
     name = signal.Signals(int(end["how"].split()[1])).name
     what = re.search(r"what\(\):\s*(.+)", end["log"])
-    return _shortened(f"{name}: {what[1]}" if what else name)
+    return _shorten(f"{name}: {what[1]}" if what else name)
 
 
 def _is_timeout(seconds: float, text: str, timeout: float) -> bool:
@@ -231,7 +231,7 @@ class Stock:
         return verdicts
 
     def updated(self, newer: Stock) -> Stock:
-        """Return these reports, with those of ``newer`` replaced.
+        """Return these reports, updated with the reports in ``newer``.
 
         Raises:
             ValueError: the reports are of different versions of torch.

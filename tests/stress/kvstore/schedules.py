@@ -1,8 +1,9 @@
 """Schedules of faults in a parameter server, whose invariants are checked.
 
 The scheduler and the servers are state machines, the connections between them are queues, and a
-schedule is a sequence of events. The invariants: each acknowledged push counts exactly once, on the
-server and on its backup; no worker waits forever; every worker is notified of each lost server.
+schedule is a sequence of events. There are three invariants: each acknowledged push counts exactly
+once, on the server and on its backup; no worker waits forever; every worker is notified of each
+lost server.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 import distkit as dk
 from distkit import kvstore
-from tests.support.kvstore_nodes import throw, wait_until
+from tests.support.kvstore_nodes import send_random_bytes, wait_until
 
 WORKERS, SERVERS = 4, 2
 #: Time of the kill, and duration of the run [s].
@@ -89,7 +89,7 @@ def test_random_bytes_change_no_value(tmp_path: Path) -> None:
         paths = [p for p in Path(cluster._supervisor.folder).iterdir() if p.is_socket()]
         assert paths
         for path in paths:
-            throw(path, 10_000)
+            send_random_bytes(path, 10_000)
         (tmp_path / "flag").touch()
         for value, expected in run.wait(60).results:
             assert value == expected > 0

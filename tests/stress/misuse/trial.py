@@ -40,7 +40,7 @@ class Trial:
         A cluster with faults is replaced.
         """
         try:
-            found = [*self._run(misuse), *self._left()]
+            found = [*self._run(misuse), *self._leftovers()]
             after = self.cluster.submit(sum_of_ones).wait(RUN_TIMEOUT).results
             found += [] if after == [2, 2] else [f"the next run returned {after}"]
         except Exception as error:
@@ -72,7 +72,7 @@ class Trial:
         expected = misuse.ending or repr(misuse.value)
         return [] if matches else [f"expected {expected:.60}, got {shown or repr(value):.400}"]
 
-    def _left(self) -> list[str]:
+    def _leftovers(self) -> list[str]:
         _, left = psutil.wait_procs(_descendants() - self._idle, timeout=END_TIMEOUT)
         return [f"process {process.pid} is left" for process in left]
 
