@@ -49,7 +49,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     import distkit as dk
     from distkit.hangs import ALL
 
-    hangs = [case for case in ALL.values() if case.how == "hangs" and not case.servers]
+    hangs = [case for case in ALL.values() if case.outcome == "hangs" and not case.servers]
     with dk.Cluster(2) as two, dk.Cluster(3) as three:
         clusters = {2: two, 3: three}
         findings = interleave(

@@ -7,7 +7,7 @@
     cluster = dk.Cluster(4)                  # four real ranks, one process each
     run = cluster.run(fn)                    # fn on every rank -> results and a trace
     run.trace.messages                       # the messages between ranks, with their times
-    dk.Timeline(run.trace)                   # the same as a picture
+    dk.Timeline(run.trace)                   # the same messages as a picture
 
 Importing distkit is fast, because torch and ipyparallel are imported only when needed.
 """
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: The module of each public name.
-_HOMES = {
+#: The public names of each module.
+_EXPORTS = {
     # starting ranks and running functions on them
     "distkit.cluster.cluster": ["Cluster"],
     "distkit.cluster.runs.run": ["run_ranks"],
@@ -56,7 +56,7 @@ _HOMES = {
     "distkit.views.timeline.view": ["Timeline"],
     # fault injection
     "distkit.recording.faults": ["inject_faults"],
-    # controls that start runs
+    # interactive experiments
     "distkit_experiments": ["Experiment", "sweep"],
     # exercises
     "distkit_course": ["check", "hint", "solution", "predict", "concept_check"],
@@ -70,7 +70,7 @@ _MODULES = {
     "simulation": "distkit_simulation",
     "strategies": "distkit_strategies",
 }
-_home = {name: module for module, names in _HOMES.items() for name in names}
+_module_of = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "Cluster",
@@ -103,7 +103,7 @@ __all__ = [
 ]
 
 
-__getattr__ = attributes(__name__, _home, _MODULES)
+__getattr__ = attributes(__name__, _module_of, _MODULES)
 
 
 def load_ipython_extension(shell: Any) -> None:

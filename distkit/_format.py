@@ -1,4 +1,4 @@
-"""Formats numbers, lists and calls: bytes, seconds, counts, ranks, tables, ticks of an axis."""
+"""Text formatting of bytes, seconds, counts, ranks, calls, tables and axis ticks."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def named(ranks: Iterable[int]) -> str:
 
 
 def time_unit(s: float) -> tuple[float, str]:
-    """Return the factor and the unit that keep the displayed number of a duration short."""
+    """Return the factor and the unit that display a duration [s] as a short number."""
     if abs(s) >= 0.9995:
         return 1, "s"
     return (1e3, "ms") if abs(s) >= 0.9995e-3 else (1e6, "µs")
 
 
 def round_step(span: float, steps: int) -> float:
-    """Return the smallest 1, 2 or 5 times a power of ten with at most ``steps`` steps in ``span``.
+    """Return the smallest step of 1, 2 or 5 · 10^k that fits at most ``steps`` times into ``span``.
 
     >>> round_step(10, 6), round_step(0.9, 10)
     (2.0, 0.1)
@@ -117,7 +117,7 @@ def round_step(span: float, steps: int) -> float:
 
 
 def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
-    """Yield round times [s], or fractions, with their labels on an axis.
+    """Yield the ticks of an axis, which are round times [s] or fractions, with their labels.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
@@ -137,7 +137,7 @@ def _short(x: float) -> str:
 
 
 def short_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return a call with short arguments; only the name if there are none.
+    """Format a call with shortened arguments, or only its name if it has none.
 
     >>> short_call("train", ("ring", [1, 2], len), {"epochs": 3}), short_call("train", (), {})
     ("train('ring', list, len, epochs=3)", 'train')

@@ -1,7 +1,7 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-A command imports its modules when it runs, so that ``distkit --help`` is fast. distkit's errors and
-file errors are printed as one message, with exit status 1. The exit status is 2 for wrong
+A command imports its modules when it runs, so that ``distkit --help`` is fast. Errors of distkit
+and of the file system are printed without a traceback, and the exit status is 1. It is 2 for wrong
 arguments and 130 for Ctrl-C.
 """
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        argv: the arguments after ``distkit``; by default those of this process.
+        argv: the arguments after ``distkit``; by default ``sys.argv[1:]``.
 
     Raises:
         SystemExit: The arguments are wrong (status 2), or help was requested (0).
@@ -80,7 +80,7 @@ def _is_remaining(word: str, words: list[str]) -> bool:
 def _parser() -> argparse.ArgumentParser:
     from distkit import __version__
 
-    about = "Real torch.distributed ranks, and a recording of their communication."
+    about = "Run real torch.distributed ranks and record their communication."
     parser = argparse.ArgumentParser(prog="distkit", description=about)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=command.help, usage=command.usage)
         for argument, options in command.arguments.items():
             added.add_argument(argument, **options)
-        added.set_defaults(run=command.run, wrong=added.error)
+        added.set_defaults(run=command.run, usage_error=added.error)
     for module in dict.fromkeys(COMPANIONS.values()):
         with suppress(CompanionError):
             load(module).add(commands)
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
     from distkit import demos
 
-    check_folder(args.html, args.wrong)
+    check_folder(args.html, args.usage_error)
     traces: dict[str, Trace] = {}
     about: dict[str, str] = {}
     for name in demos.ALL if "all" in args.names else args.names:
@@ -129,22 +129,22 @@ def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
 def _trace(args: argparse.Namespace, remaining: list[str]) -> int | None:
     command = [*args.command, *remaining]
     if not command:
-        args.wrong("missing script; usage: distkit trace -- train.py")
+        args.usage_error("missing script; usage: distkit trace -- train.py")
     if Path(command[0]).suffix != ".py":
         hosts = load("distkit_hosts.cli")
         if hosts.launching.is_launcher(command):
             return int(hosts.trace(args, command))
     if not Path(command[0]).is_file():
-        args.wrong(f"{command[0]}: script not found")
+        args.usage_error(f"{command[0]}: script not found")
     for file in (args.out, args.html):
-        check_folder(file, args.wrong)
+        check_folder(file, args.usage_error)
     from distkit.cluster.runs.run import Run, run_ranks
 
     try:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
         unfinished = getattr(error, "run", None)
-        if isinstance(unfinished, Run):  # its trace shows its progress
+        if isinstance(unfinished, Run):  # the trace shows how far it got
             save_trace(unfinished.trace, args)
         raise
     save_trace(run.trace, args)
@@ -160,18 +160,18 @@ def save_trace(trace: Trace, args: argparse.Namespace) -> None:
 
 
 def _replay(args: argparse.Namespace, remaining: list[str]) -> None:
-    check_folder(args.html, args.wrong)
+    check_folder(args.html, args.usage_error)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
     print_findings(trace.diagnose())
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
-        print("Could not start a browser: open this address in one.")
+        print("Could not start a browser. Open the address above in one.")
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Return the trace in these files, or the trace of this name that distkit includes."""
+    """Load the trace in these files, or the trace with this name that distkit includes."""
     from distkit.recorded import RECORDED, recorded
     from distkit.trace.trace import Trace
 
@@ -216,7 +216,9 @@ def _bench(args: argparse.Namespace, remaining: list[str]) -> None:
     import benchmarks
 
     if args.name not in {"all", *benchmarks.ALL}:
-        args.wrong(f"unknown benchmark {args.name!r}: choose {', '.join(benchmarks.ALL)} or all")
+        args.usage_error(
+            f"unknown benchmark {args.name!r}: choose {', '.join(benchmarks.ALL)} or all"
+        )
     names = benchmarks.ALL if args.name == "all" else [args.name]
     log = partial(print, file=sys.stderr, flush=True)
     report = benchmarks.measure(
@@ -236,14 +238,14 @@ def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
     print(f"Replay: {file.resolve().as_uri()}")
 
 
-def check_folder(file: Path | None, wrong: Callable[[str], NoReturn]) -> None:
+def check_folder(file: Path | None, usage_error: Callable[[str], NoReturn]) -> None:
     """Check in advance that a file can be written."""
     if file is None:
         return
     if file.is_dir():
-        wrong(f"{file} is a folder: pass the name of a file")
+        usage_error(f"{file} is a folder: pass the name of a file")
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        wrong(f"{file} cannot be written: check that the folder exists and is writable")
+        usage_error(f"{file} cannot be written: check that the folder exists and is writable")
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
@@ -318,8 +320,8 @@ COMMANDS = {
                 "type": Path,
                 "default": Path("trace.gz"),
                 "metavar": "FILE",
-                "help": "the trace file (trace.gz); with torchrun, the ranks' files are in a "
-                "folder of the same name without .gz",
+                "help": "the trace file (trace.gz); with torchrun, each rank writes a file into a "
+                "folder with this name, without .gz",
             },
             "--html": {"type": Path, "metavar": "FILE", "help": "also write a replay page"},
             "command": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
@@ -337,15 +339,15 @@ COMMANDS = {
                 "type": Path,
                 "metavar": "FILE",
                 "nargs": "+",
-                "help": "written by trace.save(path) or distkit trace; or PyTorch's "
-                "flight-recorder dumps or profiler traces of one run, a file per rank, or their "
-                "folder; or one of distkit's traces: ring_16, hosts_12, sync_sgd_8, servers_6, "
+                "help": "a trace from trace.save(path) or distkit trace; PyTorch's flight-recorder "
+                "dumps or profiler traces of one run (one file per rank, or their folder); or a "
+                "trace that distkit includes: ring_16, hosts_12, sync_sgd_8, servers_6, "
                 "simulated_64, h100_4 or h200_1",
             },
             "--html": {
                 "type": Path,
                 "metavar": "OUT",
-                "help": "the file of the page (a temporary file)",
+                "help": "the file to write the page to (a temporary file)",
             },
             "--no-browser": {
                 "action": "store_true",

@@ -1,4 +1,4 @@
-"""Consistency models: the gradients of an update, and the workers that a pull waits for.
+"""Consistency models: which gradients an update applies, and which workers a pull waits for.
 
 No side effects.
 
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model whose updates apply one gradient from each worker, except ``backup`` late ones.
+    """A model whose updates apply one gradient from each worker except the slowest ``backup``.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -43,8 +43,8 @@ class Synchronous:
         """Return the round of a gradient and its worker's next clock; None if it is too late.
 
         With backup workers, this is the round of the weights that the gradient was computed from.
-        ``clock`` is its worker's clock, ``pulled`` the version it was computed from, ``version``
-        the current version, which is also the number of the current round.
+        ``clock`` is the worker's clock, ``pulled`` the version that the gradient was computed from,
+        and ``version`` the current version, which is also the number of the current round.
         """
         n = max(clock, pulled if self.backup else version)
         return (n, n + 1) if n >= version else None
@@ -65,9 +65,10 @@ class Synchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """Return the workers that a pull waits for, if its worker was at ``clock`` when it pulled.
+        """Return the workers that a pull waits for; ``clock`` is the pulling worker's clock.
 
-        These are the workers missing from the round, until the worker's own gradients are applied.
+        These are the workers missing from the round, until the pulling worker's gradients are
+        applied.
         """
         return set() if version >= self.required_clock(clock) else set(members).difference(arrived)
 
@@ -93,7 +94,7 @@ class Asynchronous:
         return bool(arrived)
 
     def required_clock(self, clock: int) -> int:
-        """Return the number of gradients that the pulling worker has sent, minus ``staleness``."""
+        """Return the pulling worker's clock minus ``staleness``, or 0 if it is unbounded."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(

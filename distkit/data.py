@@ -34,6 +34,18 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from distkit.errors import DistkitError
 
+__all__ = [
+    "AutoShardPolicy",
+    "DistributedDataset",
+    "Plan",
+    "correct",
+    "digits",
+    "evaluate",
+    "rank_and_world_size",
+    "shard",
+    "split",
+]
+
 
 class AutoShardPolicy(str, Enum):
     """A policy that divides data among replicas, with TensorFlow's names and meanings.
@@ -41,7 +53,7 @@ class AutoShardPolicy(str, Enum):
     ====== ===================================================================================
     AUTO   FILE if there are at least as many files as replicas, else DATA
     FILE   each replica reads separate files, which contain its part of each batch
-    DATA   each replica uses its part of each global batch, and skips other samples
+    DATA   each replica uses its part of each global batch and skips the other samples
     OFF    each replica reads all samples
     ====== ===================================================================================
 
@@ -124,7 +136,7 @@ class Plan:
         return tuple(steps * full + part for full, part in zip(self.batch_sizes, last, strict=True))
 
     def rows(self, step: int, replica: int) -> Sequence[int]:
-        """Return the samples of a replica in a step, counted from 0; empty after the last sample.
+        """Return a replica's samples in step 0, 1, …; none after its last sample.
 
         ::
 
@@ -176,7 +188,7 @@ def make_plan(
 def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPolicy:
     """Return FILE, DATA or OFF.
 
-    TensorFlow also warns if the data is not in files, which is the usual case; distkit warns only
+    TensorFlow also warns if the data is not in files. As that is the usual case, distkit warns only
     if there are too few files.
     """
     enough_files = files >= replicas
@@ -216,24 +228,10 @@ def _file_ranges(plan: Plan) -> list[range]:
 
 def _shuffled(blocks: list[range], seed: list[int]) -> array[int]:
     """Return shuffled blocks in random order, so that only one file is read at any time."""
-    import numpy as np
-
-    draw = np.random.default_rng(seed)
-    parts = [np.asarray(draw.permutation(blocks[i])) for i in draw.permutation(len(blocks))]
+    rng = np.random.default_rng(seed)
+    parts = [np.asarray(rng.permutation(blocks[i])) for i in rng.permutation(len(blocks))]
     return array("q", np.concatenate(parts).astype(np.int64).tobytes())
 
-
-__all__ = [
-    "AutoShardPolicy",
-    "DistributedDataset",
-    "Plan",
-    "correct",
-    "digits",
-    "evaluate",
-    "rank_and_world_size",
-    "shard",
-    "split",
-]
 
 #: A function that returns one number per sample from outputs (B, …) and targets (B, …).
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -243,13 +241,13 @@ class DistributedDataset:
     """An iterable over one replica's part of each global batch, for any dataset.
 
     Every replica runs the same number of steps; a replica without samples gets batches of 0 rows.
-    The parts of a step add up to the global batch. With the default policy, their union is the
-    batch of a single process that reads the data in the same order.
+    The parts of a step add up to the global batch. With the policy DATA, their union is the batch
+    of a single process that reads the data in the same order.
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
             of the same length; or a list of ``.npy`` and ``.npz`` files. Every rank must be able
-            to read the files; only one of them is in memory at any time.
+            to read the files; it has only one file in memory at any time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
@@ -444,10 +442,10 @@ def _collate(samples: list[Any], like: Any) -> Any:
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return this rank's equal share of each tensor: every R-th row, starting at its rank.
+    """Return this rank's equal share of each tensor: of R ranks, rank r gets rows r, r + R, ….
 
-    Remaining rows are dropped, because the average of the shards' gradients is the gradient of the
-    whole batch only if all shards have the same size.
+    The last rows are dropped if R does not divide N, because the average of the shards' gradients
+    is the gradient of the whole batch only if all shards have the same size.
 
     Args:
         tensors: shape (N, …), the same on every rank.
@@ -471,12 +469,12 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each sample whether its class has the largest output: (B, C), (B,) -> (B,)."""
+    """Return whether each sample's target has the largest output: (B, C), (B,) -> (B,)."""
     return outputs.argmax(-1) == targets
 
 
 def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: int = 64) -> float:
-    """Return the mean of a metric over all samples, each counted once, on every replica.
+    """Return, on every replica, the mean of a metric over all samples, each counted once.
 
     ::
 
@@ -516,10 +514,10 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     table = torch.tensor(sums, dtype=torch.float64, device=_device(model))
     if replicas > 1:
         dist.all_reduce(table)
-    summed, counted = table.reshape(-1, 2).sum(0).tolist()
-    if not counted:
+    metric_sum, count = table.reshape(-1, 2).sum(0).tolist()
+    if not count:
         raise ValueError("There are no samples to evaluate the model on.")
-    return float(summed / counted)
+    return float(metric_sum / count)
 
 
 def _sum_metric(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:

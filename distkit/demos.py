@@ -1,7 +1,7 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-``distkit demo`` runs them. The programs of the ranks are first, in plain ``torch.distributed``, so
-that you can read and copy them.
+``distkit demo`` runs them. The ranks' programs come first, in plain ``torch.distributed``, so that
+you can read and copy them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-# -- programs of the ranks ---------------------------------------------------------
+# -- the ranks' programs -----------------------------------------------------------
 
 
 def pass_a_digit() -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ def parameter_server() -> Result:
 
 
 def first_steps(trace: Trace, label: str, steps: int = 3) -> Trace:
-    """Return the operations of each rank's first steps, which are marks with this label.
+    """Return a trace of each rank's first steps, each of which begins with a mark of this label.
 
     >>> from distkit.events import Event, Op, State
     >>> label = {"label": "step"}

@@ -4,7 +4,7 @@
 
     DistkitError
     ├── ClusterError            the cluster as a whole
-    │   ├── StartError          it could not be started (too many ranks, a missing GPU, a folder…)
+    │   ├── StartError          it could not be started (too many ranks, a missing GPU …)
     │   └── StoppedError        it was used after stop()
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank; its traceback is in the message
@@ -22,7 +22,7 @@
     ├── LaboratoryError         hosts cannot be created on this machine
     └── TraceFileError          a trace file cannot be read
 
-``RunStopped``, a KeyboardInterrupt, and ``CommunicationWarning`` are separate.
+``RunStopped`` is a KeyboardInterrupt and ``CommunicationWarning`` a UserWarning.
 
 Each message states *what* happened, *where*, and the *remedy*, in a sentence or two.
 """
@@ -35,9 +35,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-#: Path prefixes of distkit and its companions. Installed, the packages are side by side and the
-#: companions' names start with distkit's; a checkout has the companions in a folder.
-OWN = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
+#: Path prefixes of distkit and its companions. Installed packages are side by side, and their names
+#: start with "distkit". A checkout has the companions in a folder.
+PACKAGE_PATHS = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
 #: Maximum width of errors and warnings in a notebook [columns].
 WIDTH = 100
@@ -52,7 +52,7 @@ class _BriefTraceback(BaseException):
         user_frames = [
             f
             for f in frames
-            if not f.filename.startswith(OWN)
+            if not f.filename.startswith(PACKAGE_PATHS)
             and "-packages" not in f.filename
             and not is_generated(f.filename, f.name)
         ]
@@ -120,18 +120,19 @@ class RankError(RunError):
 class RankDied(RankError):
     """A rank's process exited in the middle of the run.
 
-    ``line`` is the line of the crash if it was reported, otherwise that of the last recorded call.
+    ``line`` is the line of the crash if it was reported, otherwise the line of the last recorded
+    call.
     """
 
 
 class DeadlockError(RunError):
     """Ranks waited for each other forever and were stopped.
 
-    ``findings`` describes which ranks waited for which, on which lines, and the remedy. A notebook
-    shows a picture of the waits above the message.
+    ``findings`` lists which ranks waited for which ranks and on which lines, with a remedy. A
+    notebook shows a picture of the waits above the message.
     """
 
-    #: Returns the findings and the picture as a MIME bundle; ``brief`` leaves out the messages.
+    #: Returns the findings and the picture as a MIME bundle; ``brief`` omits the findings' texts.
     draw: Callable[..., dict[str, str]] = staticmethod(lambda brief=False: {})
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
@@ -153,10 +154,10 @@ class DeadlockError(RunError):
 
 
 class MismatchError(DeadlockError):
-    """Ranks called collectives that do not match and would have hung.
+    """Ranks called mismatched collectives, which would have hung.
 
-    They differ in the operation, the tensor's size or dtype, the root or the order. ``findings``
-    describes the difference and the lines.
+    The calls differ in the operation, the tensor's size or dtype, the root or the order.
+    ``findings`` describes the difference and the lines.
     """
 
 

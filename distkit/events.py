@@ -3,10 +3,10 @@
 Recorders, simulators and files *produce* events; views, diagnosis, export and
 statistics *consume* them. Nothing here imports torch, so a saved trace opens anywhere.
 
-An :class:`Event` is one state transition of one operation on one rank. An operation
-that was called, passed to the backend and completed has three events with
-the same ``(rank, seq)``: *scheduled*, *started*, *completed*. An operation that a stepper has
-paused has no *started* event, and one that hangs has no *completed* event.
+An :class:`Event` is one state transition of one operation on one rank. An operation that was
+called, passed to the backend and completed has three events with the same ``(rank, seq)``:
+*scheduled*, *started* and *completed*. An operation paused by a stepper has no *started* event, and
+one that hangs has no *completed* event.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class State(_StringEnum):
 class Summary:
     """A bounded summary of a tensor's values, because events never contain whole tensors.
 
-    ``values`` are at most 64 numbers at equal strides through the flattened
-    tensor of ``size`` elements; ``norm`` (Euclidean), ``min`` and ``max`` are over
-    the whole tensor, or over a strided sample of it if ``sampled``.
+    ``values`` are at most 64 evenly spaced elements of the flattened tensor, which has ``size``
+    elements. ``norm`` (Euclidean), ``min`` and ``max`` describe the whole tensor, or a strided
+    sample of it if ``sampled``.
     """
 
     values: tuple[float, ...]
@@ -124,7 +124,7 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
-#: Attributes with source lines: of a reference implementation's caller, and of ``wait()``.
+#: Attributes that are source lines: the caller of a reference implementation, and ``wait()``.
 LINES = "caller", "waits_at"
 
 #: Attribute with the call stack of a wait as source lines, innermost first.
@@ -206,8 +206,8 @@ class Event:
                                      backward pass), ``function`` (``broadcast_object_list`` …)
                                      ``sends``, ``receives`` (rows of an all_to_all to and from
                                      each rank, if they are uneven)
-    new_group                        ``members`` (unless all); ``lost``: number of groups of the
-                                     same line and members left unreferenced but not destroyed
+    new_group                        ``members`` (unless all); ``lost``: number of groups with these
+                                     members from this line that were neither destroyed nor kept
     touch                            ``function`` that used the buffer; ``writes``, if it wrote
     store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
@@ -256,8 +256,8 @@ class Span:
     """One operation from start to completion, derived from its events.
 
     ``start`` is the time when the operation was passed to the backend; until then, the time of the
-    call. ``end`` is None until it completes.
-    ``before`` and ``after`` summarize the tensor's values at start and end.
+    call. ``end`` is None until it completes. ``before`` and ``after`` summarize the tensor's values
+    at start and end.
     """
 
     rank: int

@@ -218,7 +218,7 @@ def wrong_group() -> None:
 
 
 def not_a_member() -> None:
-    """Rank 2 reduces over a group that it does not belong to: it only gets a warning."""
+    """Rank 2 reduces over a group that it does not belong to, and gets only a warning."""
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(3), group=pair)
 
@@ -258,7 +258,7 @@ def missing_push() -> None:
 
 
 def missing_init() -> None:
-    """Rank 0 does not call init, and rank 1 waits for its value."""
+    """Rank 0 does not call init, and rank 1 waits for rank 0's value."""
     kv = kvstore.create("dist_sync")
     if kv.rank == 1:
         kv.init("w", torch.zeros(4))
@@ -317,13 +317,13 @@ def straggler() -> None:
 class Case:
     """A program of the catalog, with the expected finding.
 
-    ``how`` is its outcome: it "hangs", it "fails" with an error, or it "finishes".
+    ``outcome`` is "hangs", "fails" (with an error) or "finishes".
     """
 
     program: Callable[[], None]
     kind: str
     culprits: tuple[int, ...]
-    how: str = "hangs"
+    outcome: str = "hangs"
     ranks: int = 3
     servers: int = 0  # number of parameter servers
 
@@ -389,7 +389,7 @@ ALL = {case.program.__name__: case for case in _CASES}
 
 
 def page(rule: Rule) -> str:
-    """Return a rule's page in Markdown, with one of the programs that break it."""
+    """Return a rule's page in Markdown, with a program that the rule reports."""
     title, meaning, remedy = rule.page.split("\n\n", 2)
     example = ""
     if cases := [case for case in ALL.values() if case.kind == rule.name]:

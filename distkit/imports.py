@@ -4,9 +4,8 @@ Companions import distkit like any program; distkit imports companions only thro
 
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
-the notebook's folder first on the path of distkit's own processes, such as the one that ranks are
-forked from. :func:`python_command` sets their path to the library folders and the folder of this
-distkit.
+the notebook's folder first on the path of distkit's own processes, such as the fork server.
+:func:`python_command` sets their path to the library folders and this distkit's folder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from distkit.errors import CompanionError
 #: A folder with one of these packages counts as a library folder, even without metadata.
 _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
 
-#: The program of these processes; it sets the path before it imports anything else.
+#: The program of distkit's own processes; it sets the path before it imports anything else.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
     "from distkit.imports import call_target; call_target(*sys.argv[2:])"
@@ -56,20 +55,20 @@ def load(module: str) -> ModuleType:
 
 def attributes(
     package: str,
-    homes: Mapping[str, str],
+    exports: Mapping[str, str],
     modules: Mapping[str, str] | None = None,
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its public names on first use.
 
     Args:
         package: the name of the package.
-        homes: the module of each public name.
+        exports: the module of each public name.
         modules: the full name of each public name that is a module.
     """
 
     def get(name: str) -> Any:
-        if name in homes:
-            return getattr(load(homes[name]), name)
+        if name in exports:
+            return getattr(load(exports[name]), name)
         if modules and name in modules:
             return load(modules[name])
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -88,10 +87,10 @@ def check(*names: str) -> None:
     """
     for name in names:
         if name not in sys.modules and (spec := PathFinder.find_spec(name)) is not None:
-            hidden = PathFinder.find_spec(name, libraries(sys.path))
-            if hidden is None or None in (spec.origin, hidden.origin):
+            library = PathFinder.find_spec(name, libraries(sys.path))
+            if library is None or None in (spec.origin, library.origin):
                 continue
-            if Path(str(spec.origin)).resolve() != Path(str(hidden.origin)).resolve():
+            if Path(str(spec.origin)).resolve() != Path(str(library.origin)).resolve():
                 kind = "Python's module" if name in sys.stdlib_module_names else "the package"
                 raise ImportError(
                     f"{spec.origin} has the same name as {kind} {name} and shadows it: rename the "
@@ -105,7 +104,8 @@ def libraries(path: Iterable[str]) -> list[str]:
     """Return the library folders of a module search path, the standard library first.
 
     Args:
-        path: a search path such as ``sys.path``; relative entries are the user's folder.
+        path: a search path such as ``sys.path``. Relative entries, which refer to the user's
+            folder, are omitted.
     """
     entries = [entry for entry in dict.fromkeys(path) if Path(entry).is_absolute()]
     standard = [entry for entry in entries if _is_standard_library(entry)]
@@ -131,8 +131,8 @@ def _has_packages(folder: Path) -> bool:
 def python_command(target: str, *arguments: object) -> list[str]:
     """Return a command that calls ``target`` ("module:function"), with its arguments as text."""
     root, path = Path(__file__).parents[1], libraries(sys.path)
-    own = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
-    path = [folder for folder in own if folder not in path] + path
+    sources = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
+    path = [folder for folder in sources if folder not in path] + path
     return [sys.executable, "-c", _PROGRAM, "\n".join(path), target, *map(str, arguments)]
 
 

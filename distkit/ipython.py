@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from distkit.errors import OWN, DistkitError, RankError, RunStopped
+from distkit.errors import PACKAGE_PATHS, DistkitError, RankError, RunStopped
 from distkit.views.scene import figures
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 _TORCH = "-packages/torch/"
 
-#: Torch's message for a missing process group, and its replacement.
+#: torch's message for a missing process group, and its replacement.
 _NO_GROUP = "process group has not been initialized"
-_ON_THE_RANKS = (
+_NOT_A_RANK = (
     "this runs in the notebook, which is not a rank and has no process group. Call "
     "torch.distributed inside a function, and pass the function itself, without parentheses, to "
     "the ranks: cluster.run(fn)."
@@ -54,12 +54,12 @@ def install(shell: Any) -> None:
     if not hasattr(printer, "distkit"):
         printer.distkit, printer.structured_traceback = (
             True,
-            _shortened(printer.structured_traceback),
+            _with_short_errors(printer.structured_traceback),
         )
 
 
 def show_as_html(shell: Any) -> None:
-    """Let a shell show findings, and figures in distkit's style, like the views."""
+    """Let a shell show findings and figures as HTML in the style of the views."""
     formatter = shell.display_formatter.formatters["text/html"]
     # pyplot's backend for notebooks removes the formatters of Figure itself
     formatter.for_type_by_name("matplotlib.figure", "FigureBase", figures.to_html)
@@ -84,7 +84,7 @@ def _show_warning(
     frame = sys._getframe(1)
     while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
         frame = frame.f_back
-    if not frame.f_code.co_filename.startswith(OWN):
+    if not frame.f_code.co_filename.startswith(PACKAGE_PATHS):
         _show_text(message, category, filename, lineno, file, line)
         return
     from IPython.display import display
@@ -120,7 +120,7 @@ def ranks(line: str, cell: str) -> Any:
     cluster = latest()
     if cluster is None:
         raise UsageError("no cluster is running. Start one first: cluster = dk.Cluster(4)")
-    chosen = _numbers(args.ranks, cluster)
+    chosen = _parse_ranks(args.ranks, cluster)
     file = name_running_cell(f"%%ranks {line}".rstrip() + f"\n{cell}")
     try:
         return cluster.execute("\n" + cell, chosen, step=args.step, file=file, seed=args.seed)
@@ -147,7 +147,7 @@ def _explain_name(error: RankError) -> None:
         )
 
 
-def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
+def _parse_ranks(words: list[str], cluster: Cluster) -> list[int] | None:
     """Parse ranks such as ["0", "2"] or ["1-3"]; return None, for all ranks, if there are none."""
     chosen: list[int] = []
     for word in words:
@@ -165,7 +165,7 @@ def _numbers(words: list[str], cluster: Cluster) -> list[int] | None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def _shortened(structured: Any) -> Any:
+def _with_short_errors(structured: Any) -> Any:
     """Return IPython's ``structured_traceback`` with shortened errors."""
 
     def structured_traceback(
@@ -184,14 +184,16 @@ def shorten(
     """Return an error and its traceback, shortened if it is about the user's line."""
     frames = traceback.extract_tb(tb)
     files = [frame.filename for frame in frames]
-    # errors of the library itself have another innermost line
-    from_distkit = files[-1].startswith(OWN) and str(frames[-1].line).startswith("raise ")
+    # an unexpected error inside distkit has another innermost line
+    from_distkit = files[-1].startswith(PACKAGE_PATHS) and str(frames[-1].line).startswith("raise ")
     from_torch = _NO_GROUP in str(error) and _TORCH in files[-1]
-    first = next((i for i, f in enumerate(files) if f.startswith(OWN) or _TORCH in f), None)
+    first = next(
+        (i for i, f in enumerate(files) if f.startswith(PACKAGE_PATHS) or _TORCH in f), None
+    )
     if not (from_distkit or from_torch) or not first:
         return type(error), error, tb
     if from_torch:
-        error = type(error)(_ON_THE_RANKS)
+        error = type(error)(_NOT_A_RANK)
     error.__cause__, error.__suppress_context__ = None, True
     return type(error), error, _cut(tb, first)
 

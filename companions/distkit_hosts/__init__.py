@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distkit_hosts.torchrun.attached import record
     from distkit_hosts.torchrun.following import follow
 
-_home = {
+_module_of = {
     "Laboratory": "distkit_hosts.laboratory",
     "doctor": "distkit_hosts.checkup.examine",
     "follow": "distkit_hosts.torchrun.following",
@@ -26,4 +26,4 @@ _home = {
 __all__ = ["Laboratory", "doctor", "follow", "record"]
 
 
-__getattr__ = attributes(__name__, _home)
+__getattr__ = attributes(__name__, _module_of)

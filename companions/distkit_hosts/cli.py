@@ -60,7 +60,7 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
     folder = args.out.with_suffix("") if args.out.suffix == ".gz" else args.out
     args.out = folder.with_name(f"{folder.name}.gz")
     for file in (args.out, args.html):
-        cli.check_folder(file, args.wrong)
+        cli.check_folder(file, args.usage_error)
     printed = set[str]()
     explain = partial(_explain, folder, printed)
     status = launching.run(launching.with_recorder(command, folder.absolute()), on_signal=explain)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import use_algorithm
 
-_HOMES = {
+_EXPORTS = {
     "all_reduce": ["ALL_REDUCES"],
     "all_reduce.halving_doubling": ["halving_doubling_all_reduce"],
     "all_reduce.ring": ["ring_all_reduce"],
@@ -60,5 +60,5 @@ __all__ = [
 ]
 
 __getattr__ = attributes(
-    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+    __name__, {name: f"{__name__}.{module}" for module, names in _EXPORTS.items() for name in names}
 )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distkit.errors import OWN, CommunicationWarning, wrapped
+from distkit.errors import PACKAGE_PATHS, CommunicationWarning, wrapped
 from distkit.recording.recorder import is_user_file
 
 #: Warns that the processes of ``%%ranks`` cells have exited.
@@ -143,7 +143,7 @@ def warn(notices: Sequence[object], category: type[Warning] = CommunicationWarni
     """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
     frame = sys._getframe()
     while frame.f_back is not None and (
-        (file := frame.f_code.co_filename).startswith(OWN) or not is_user_file(file)
+        (file := frame.f_code.co_filename).startswith(PACKAGE_PATHS) or not is_user_file(file)
     ):
         frame = frame.f_back
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")

@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from distkit.errors import OWN, NotPicklableError
+from distkit.errors import PACKAGE_PATHS, NotPicklableError
 from distkit.recording.recorder import add_user_file, is_user_file
 
 
@@ -59,7 +59,7 @@ def _pickle_user_modules_by_value() -> Iterator[None]:
     """Pickle the user's modules by value in the block, since they may change between runs."""
     files = [(m, getattr(m, "__file__", None)) for m in list(sys.modules.values())]
     user_modules = [
-        m for m, file in files if file and not file.startswith(OWN) and is_user_file(file)
+        m for m, file in files if file and not file.startswith(PACKAGE_PATHS) and is_user_file(file)
     ]
     # by name: a module that sys.modules lists twice can be registered only once
     named = {m.__name__: m for m in user_modules if sys.modules.get(m.__name__) is m}

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-_HOMES = {
+_module_of = {
     name: f"distkit.kvstore.{module}"
     for module, names in {
         "client.tensors": ["split_and_load"],
@@ -60,4 +60,4 @@ _HOMES = {
     }.items()
     for name in names
 }
-__getattr__ = attributes(__name__, _HOMES)
+__getattr__ = attributes(__name__, _module_of)

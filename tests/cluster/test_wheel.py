@@ -40,7 +40,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def test_wheel_contains_distkit_and_companions(bin_folder: Path, tmp_path: Path) -> None:
-    names = ["distkit", *distkit._HOMES, *distkit._MODULES.values()]
+    names = ["distkit", *distkit._EXPORTS, *distkit._MODULES.values()]
     code = f"import {', '.join(names)}\nfor name in {names}: print(eval(name).__file__)"
     found = run(bin_folder / "python", "-c", code, cwd=tmp_path).splitlines()
     assert len(found) == len(names)

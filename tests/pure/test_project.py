@@ -110,8 +110,8 @@ def test_imports_follow_the_layers(path: Path) -> None:
 def test_each_companion_is_registered_and_declares_its_imports() -> None:
     packages = {path.name for path in COMPANIONS.iterdir() if list(path.glob("*.py"))}
     assert packages == {*USES}
-    homes = {*distkit._HOMES, *distkit._MODULES.values()}
-    assert packages == {home.partition(".")[0] for home in homes} - {"distkit"}
+    modules = {*distkit._EXPORTS, *distkit._MODULES.values()}
+    assert packages == {module.partition(".")[0] for module in modules} - {"distkit"}
     assert not [package for package in packages if not (COMPANIONS / package / "py.typed").exists()]
 
 

@@ -46,7 +46,7 @@ def cases(how: str) -> pytest.MarkDecorator:
     names = [
         name
         for name, case in ALL.items()
-        if case.how == how and name != "straggler" and not case.servers
+        if case.outcome == how and name != "straggler" and not case.servers
     ]
     return pytest.mark.parametrize("name", names)
 
@@ -114,7 +114,7 @@ def test_straggler_is_neither_a_hang_nor_a_mistake() -> None:
 def test_catalog_is_complete() -> None:
     for name, case in ALL.items():
         assert name == case.program.__name__
-        assert case.how in ("hangs", "fails", "finishes")
+        assert case.outcome in ("hangs", "fails", "finishes")
         assert re.fullmatch(r"[^\n]+\.", case.program.__doc__ or "")
         assert case.source == inspect.getsource(case.program)
         assert set(case.culprits) <= set(range(case.ranks))

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from distkit.errors import OWN
+from distkit.errors import PACKAGE_PATHS
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
@@ -63,7 +63,7 @@ DTYPES = {
 #: Point-to-point calls name the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 #: Files of packages, generated code, and files of distkit in a checkout.
-_FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, OWN))}")
+_FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, PACKAGE_PATHS))}")
 _Shapes = list[list[Count]]
 _Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 

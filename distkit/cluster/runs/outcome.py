@@ -18,7 +18,7 @@ from typing import Any
 
 from distkit.cluster.notebook import line_label
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
-from distkit.errors import OWN, is_generated
+from distkit.errors import PACKAGE_PATHS, is_generated
 from distkit.recording.recorder import is_user_file
 from distkit.trace.info import RankEnd
 
@@ -242,7 +242,7 @@ def line_in(frames: list[Frame]) -> str:
             if file and is_user_file(file)
             if "." not in function and not is_generated(file, function)
         ),
-        key=lambda line: line[0].startswith(OWN),
+        key=lambda line: line[0].startswith(PACKAGE_PATHS),
     )
     if not (known or frames):
         return ""
