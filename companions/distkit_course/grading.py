@@ -25,7 +25,7 @@ from distkit.cluster.processes.cleanup import (
     END_TIMEOUT,
     adopt_orphans,
     children,
-    end_children,
+    kill_children,
 )
 from distkit.errors import DistkitError
 from distkit_course.exercises import TASKS
@@ -203,7 +203,7 @@ def _end_orphans(exclude: Container[int]) -> None:
     end = time.monotonic() + END_TIMEOUT
     while remaining := [pid for pid in children() if pid not in exclude]:
         if time.monotonic() > end:
-            end_children(exclude)
+            kill_children(exclude)
         for pid in remaining:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -23,7 +23,7 @@ import anywidget
 import traitlets
 
 from distkit._format import count
-from distkit.cluster.notebook import cell
+from distkit.cluster.notebook import running_cell_id
 from distkit.errors import DistkitError
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.snapshot import HtmlSnapshot
@@ -281,7 +281,7 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
     options = [_format(c) for c in choices or ()]
     if choices is not None and len({*map(_normalized, options)}) < max(2, len(options)):
         raise DistkitError(f"{question!r} needs two or more different choices; got {options}.")
-    prediction, cell_id = Prediction(question, options), cell()
+    prediction, cell_id = Prediction(question, options), running_cell_id()
     if cell_id is None:
         return prediction
     key: object = (cell_id, question, *options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distkit._format import count
 from distkit.cluster import machine
 from distkit.cluster.cluster import Cluster
-from distkit.cluster.notebook import CellRegistry, cell, in_notebook
+from distkit.cluster.notebook import CellRegistry, in_notebook, running_cell_id
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.fork_client import server
@@ -211,7 +211,7 @@ class Experiment:
         self.activity: Activity | None = None  # None if idle
         self.error: BaseException | None = None  # raised by the latest run
         self.printed = deque[str](maxlen=MAX_LINES)
-        _cell_experiments.add(cell(), self)
+        _cell_experiments.add(running_cell_id(), self)
         self._picture, self._snapshot = picture, HtmlSnapshot(self._draw)
         self._run_lock, self._stopping = threading.Lock(), threading.Event()
         self._panel: Panel | None = None

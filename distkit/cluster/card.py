@@ -42,7 +42,7 @@ body[data-jp-theme-light="false"] .distkit-card i { background: var(--dark); }
 
 @dataclass(frozen=True)
 class Status:
-    """A snapshot of a cluster: each of ``rows`` is (node, host, pid, device, state)."""
+    """A snapshot of a cluster. Each row is (node, host, pid, device, state)."""
 
     description: str
     stage: str
@@ -77,9 +77,9 @@ def _chip(
     one_host: bool,
     on_cpu: bool,
 ) -> str:
-    """Return a process as HTML.
+    """Return the HTML of one process.
 
-    ``one_host``: all processes are on one host. ``on_cpu``: all of them use the CPU.
+    ``one_host`` is True if all processes are on one host, ``on_cpu`` if all use the CPU.
     """
     facts = [device * (not on_cpu), f"on {host}" * (not one_host), f"pid {pid}" * bool(pid)]
     quiet = ' class="quiet"' * (state in ("idle", "stopped"))
@@ -121,15 +121,15 @@ def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
 
 
 def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
-    running = supervisor.run
+    run = supervisor.run
     if supervisor.closed or supervisor.stage == "failed" or (child and child.status is not None):
         return "stopped" if supervisor.closed else "ended"
     if child is None:
         return "idle" if supervisor.stage == "ready" or supervisor.ready.is_set() else "starting"
     if rank >= supervisor.plan.ranks:
         return "serving"
-    verb = "stepping" if running and running.stepped else "running"
-    return f"{verb} {running.name}" if running and rank in running.waiting else "idle"
+    verb = "stepping" if run and run.stepped else "running"
+    return f"{verb} {run.name}" if run and rank in run.waiting else "idle"
 
 
 class Card:

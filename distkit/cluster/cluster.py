@@ -13,10 +13,17 @@ from typing import Any
 from msgspec import structs
 
 from distkit.cluster import card, machine
-from distkit.cluster.notebook import Cell, CellRegistry, cell, in_notebook, name_running_cell, warn
+from distkit.cluster.notebook import (
+    Cell,
+    CellRegistry,
+    in_notebook,
+    name_running_cell,
+    running_cell_id,
+    warn,
+)
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import DEFAULT_RANKS, Plan, make_plan
-from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, end, server
+from distkit.cluster.processes.fork_client import RESPONSE_TIMEOUT, kill_processes, server
 from distkit.cluster.processes.rank_spec import call_seed
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.run import Run, follow
@@ -101,7 +108,7 @@ class Cluster:
         if ranks is not None and workers is not None:
             raise StartError("pass ranks or workers, not both: dk.Cluster(workers=4, servers=2)")
         count = ranks if ranks is not None else workers
-        _cells.add(cell(), self)
+        _cells.add(running_cell_id(), self)
         site = os.environ.get(_SITE, "")
         if hosts is not None or engines or site:
             remote = load("distkit_hosts.remote.site").request(
@@ -174,7 +181,7 @@ class Cluster:
             threads=threads,
         )
         self = cls.__new__(cls)
-        _cells.add(cell(), self)
+        _cells.add(running_cell_id(), self)
         self._open_remote(remote, servers)
         return self
 
@@ -197,7 +204,7 @@ class Cluster:
         self._latest: Run | None = None
         #: The latest stepper, for example of a ``%%ranks --step`` cell.
         self.stepper: Stepper | None = None
-        self._submitting = threading.Lock()
+        self._submit_lock = threading.Lock()
         if show_card and in_notebook():
             self._supervisor.card.show()
         _clusters.add(self)  # ``%%ranks`` now runs on it
@@ -212,17 +219,17 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Run:
-        """Run a function, or a torchrun-style script, on every rank, and wait for it.
+        """Run a function or a torchrun-style script on every rank and wait until it has finished.
 
         The function is pickled with everything it captures. All ranks get the same ``args`` and
         ``kwargs``; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
         with ``args`` as its arguments. Deadlocked ranks are stopped with an explanation, unless
-        ``wait_forever`` is set. Each run has its own processes, as under torchrun: settings,
-        threads and children of the function end with it.
+        ``wait_forever`` is set. Each run has its own processes, as under torchrun, so the
+        function's settings, threads and child processes end with the run.
 
-        Every rank draws different random numbers, as under torchrun. A run with the same
-        ``seed`` draws the same numbers again: each rank derives the seeds of torch's, numpy's and
-        Python's generators from it. Without a seed the run draws one and stores it in
+        Every rank draws different random numbers, as under torchrun. A run with the same ``seed``
+        draws the same numbers again, because each rank derives the seeds of torch's, numpy's and
+        Python's generators from ``seed``. Without a seed the run draws one and stores it in
         ``run.trace.info.seed``. If the function has a parameter ``seed``, it receives the seed.
 
         Raises:
@@ -255,10 +262,10 @@ class Cluster:
         file: str = "",
         seed: int | None = None,
     ) -> Run | Stepper:
-        """Run source code on the ranks, where variables persist; ``%%ranks`` calls this.
+        """Run source code on the ranks, as ``%%ranks`` does; variables persist between calls.
 
-        ``torch``, ``dist``, ``rank`` and ``world_size`` are predefined. The value of an expression
-        in the last line is printed and returned in ``results``.
+        ``torch``, ``dist``, ``rank`` and ``world_size`` are predefined. If the code ends with an
+        expression, its value is printed and returned in ``results``.
 
         Args:
             source: Python code, as in a notebook's cell.
@@ -323,14 +330,14 @@ class Cluster:
         seed, kwargs = call_seed(fn, kwargs, seed)
         payload = pack(fn, args, kwargs)
         self.wait()
-        with self._submitting:
-            # its processes may still be importing a module
-            if (running := self._supervisor.run) is not None and running.ending:
+        with self._submit_lock:
+            # the previous run's processes may still be importing a module
+            if (current := self._supervisor.run) is not None and current.ending:
                 self._supervisor.run_ended.wait(RESPONSE_TIMEOUT)
-                running = self._supervisor.run
+                current = self._supervisor.run
             self.wait()
-            if running is not None:
-                raise self._busy_error(running)
+            if current is not None:
+                raise self._busy_error(current)
             injected = faults.current()
             injected.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
@@ -394,7 +401,7 @@ class Cluster:
         return self
 
     def status(self) -> card.Status:
-        """Return role, rank, host, pid, device and state of every process of the cluster."""
+        """Return the name, host, pid, device and state of every process of the cluster."""
         return card.status(self._supervisor)
 
     def interrupt(self) -> None:
@@ -422,11 +429,11 @@ class Cluster:
                 f"{name!r} {'is not running' if name in numbers else 'does not exist'}. During a "
                 f"run, this cluster has {', '.join(numbers)}. Start a run with cluster.submit()."
             )
-        end([child])
+        kill_processes([child])
         child.wait(INTERRUPT_TIMEOUT)
 
     def diagnose(self) -> list[Finding]:
-        """Diagnose the current or latest run: report which ranks are waiting, and why."""
+        """Diagnose the current or latest run, and report which ranks are waiting and why."""
         run = self._supervisor.run or self._latest
         return [] if run is None else run.findings
 
@@ -454,7 +461,7 @@ class Cluster:
 
     @property
     def plan(self) -> Plan:
-        """The chosen ranks, servers, backend, devices and threads."""
+        """The cluster's ranks, servers, backend, devices and threads."""
         return self._supervisor.plan
 
     def __enter__(self) -> Cluster:
@@ -474,6 +481,6 @@ class Cluster:
 
 
 def latest() -> Cluster | None:
-    """Return this process's most recent cluster that was not stopped; None if there is none."""
+    """Return this process's latest cluster that has not been stopped; None if there is none."""
     alive = [c for c in _clusters if not c._supervisor.closed]
     return max(alive, key=lambda c: c._supervisor.started, default=None)

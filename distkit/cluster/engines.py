@@ -1,8 +1,8 @@
 """Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
-Unlike the ranks of a run, engines and their variables persist between cells. They start with the
-first cell. Killing a cell terminates its engines. Cells have no parameter server, because each run
-starts its own.
+Unlike the ranks of a run, engines and their variables persist between cells. Engines start with the
+first cell. Killing a cell terminates its engines. Cells cannot use a parameter server, because
+servers are started for each run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REGISTRATION_TIMEOUT = 120.0
 class Engines(Ranks):
     """Ranks that run cells.
 
-    ``usable`` is False after a process has exited, or if its process group is not intact;
+    ``usable`` is False after a process has exited, or if the process group is not intact;
     ``loss_reported`` is True if a run has warned about the loss.
     """
 
@@ -39,7 +39,7 @@ class Engines(Ranks):
     usable = loss_reported = True
     client: Any = None
     _controller: Child | None = None
-    _connection = ""  # connection of an engine to the controller, as JSON
+    _connection = ""  # the data with which an engine connects to the controller, as JSON
 
     def _start(self, recording: bool) -> None:
         """Start the controller and the engines, and wait until all have registered."""
@@ -80,7 +80,7 @@ class Engines(Ranks):
         return {**super()._fork_args(node), "connection": local, "profile": folder}
 
     def _wait_for_registration(self) -> None:
-        end = time.monotonic() + REGISTRATION_TIMEOUT
+        deadline = time.monotonic() + REGISTRATION_TIMEOUT
         while len(self.client.ids) < self.plan.ranks:
             if not self.usable:
                 logs = "\n".join(
@@ -89,10 +89,10 @@ class Engines(Ranks):
                     if child.status is not None
                 )
                 raise StartError(f"an engine exited while it was starting. {logs}")
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise StartError(
-                    f"the engines did not register in {REGISTRATION_TIMEOUT:.0f} s. The machine "
-                    "may be overloaded: stop other programs, or use fewer ranks."
+                    f"the engines did not register within {REGISTRATION_TIMEOUT:.0f} s. The "
+                    "machine may be overloaded: stop other programs, or use fewer ranks."
                 )
             time.sleep(0.005)
 

@@ -1,6 +1,6 @@
 """Queries the processors, memory and GPUs that this machine, container or pod provides.
 
-In a container the host's numbers are wrong (Binder: 1 CPU and 2 GB of a 64-core host), so the
+In a container the host's numbers are too large (Binder: 1 CPU and 2 GB of a 64-core host), so the
 cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed,
 so its top level imports only the standard library. It does not use CUDA, because a process that has
 initialized CUDA cannot be forked.
@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CGROUP, _PROC_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 #: Timeout of nvidia-smi [s]; a cold driver needs most of it.
 SMI_TIMEOUT = 20.0
@@ -70,10 +70,10 @@ def cgroups() -> list[Path]:
     In a container the process's own cgroup is often the outermost visible one. systemd services,
     such as a user's server on a hub, and Slurm jobs have nested cgroups.
     """
-    own = [
-        line.removeprefix("0::/") for line in read_fields(_OWN_CGROUP) if line.startswith("0::/")
+    paths = [
+        line.removeprefix("0::/") for line in read_fields(_PROC_CGROUP) if line.startswith("0::/")
     ]
-    folder = _CGROUP.joinpath(*own)
+    folder = _CGROUP.joinpath(*paths)
     return [folder, *folder.parents]
 
 
@@ -85,8 +85,8 @@ def read_fields(path: Path) -> list[str]:
         return []
 
 
-def own_address(peer: str) -> str:
-    """Return this machine's source address for packets to another, without sending any."""
+def local_address(peer: str) -> str:
+    """Return this machine's source address for packets to ``peer``, without sending a packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.connect((peer, 9))
         return str(s.getsockname()[0])
@@ -98,8 +98,8 @@ def own_address(peer: str) -> str:
 def gpus() -> Json:
     """Return the GPUs that nvidia-smi lists, and the setting of CUDA_VISIBLE_DEVICES.
 
-    ``found`` lists each GPU's index, name and UUID, and ``driver`` is the driver's version. If
-    nvidia-smi fails, ``error`` is its message.
+    ``found`` lists each GPU's index, name and UUID, ``driver`` is the driver's version, and
+    ``visible`` is the setting. If nvidia-smi fails, ``error`` is its message.
     """
     report: Json = {"found": [], "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     if not shutil.which("nvidia-smi"):

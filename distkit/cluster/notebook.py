@@ -18,7 +18,7 @@ from distkit.errors import PACKAGE_PATHS, CommunicationWarning, wrapped
 from distkit.recording.recorder import is_user_file
 
 #: Warns that the processes of ``%%ranks`` cells have exited.
-LOST_CELLS = (
+LOST_VARIABLES = (
     "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
     "new engines."
 )
@@ -36,12 +36,12 @@ def shell() -> Any:
 
 
 def in_notebook() -> bool:
-    """Return True if this process is a notebook's kernel: its front end can show images."""
+    """Return whether this process is a notebook's kernel, whose front end can show images."""
     current = shell()
     return current is not None and hasattr(current, "kernel")
 
 
-def cell() -> str | None:
+def running_cell_id() -> str | None:
     """Return the id of the running notebook cell; None if the front end does not send it."""
     if not in_notebook():
         return None
@@ -68,8 +68,8 @@ class CellRegistry:
             return
         header = (shell().kernel.get_parent("shell") or {}).get("header", {})
         origin = cell, str(header.get("msg_id", ""))
-        for other, (its_cell, execution) in list(self._origins.items()):
-            if its_cell == cell and execution != origin[1]:
+        for other, (other_cell, execution) in list(self._origins.items()):
+            if other_cell == cell and execution != origin[1]:
                 self._end(other)
         self._origins[value] = origin
 
@@ -87,7 +87,7 @@ def name_running_cell(source: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """The source code of a ``%%ranks`` cell, for some ranks."""
+    """The source code of a ``%%ranks`` cell, and the ranks that run it."""
 
     source: str
     file: str
@@ -95,7 +95,7 @@ class Cell:
     __name__ = "cell"
 
     def __call__(self, namespace: dict[str, Any]) -> Any:
-        """Run the cell; print and return the value of an expression in its last line."""
+        """Run the cell. If it ends with an expression, print and return the value."""
         tree = ast.parse(self.source, self.file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, self.file, "exec"), namespace)
@@ -108,27 +108,27 @@ class Cell:
 
 
 def line_label(where: str) -> str:
-    """Return a label of ``file:line``: ``In[5]:3`` for a cell, a short path for a file."""
+    """Return the label of ``file:line``: ``In[5]:3`` for a cell, a short path for a file."""
     return _line_label(where, getattr(shell(), "execution_count", 0))
 
 
 @lru_cache(4096)
 def _line_label(where: str, count: int) -> str:
-    """Return the label while cell ``count`` runs, since a cell's number may change."""
+    """Return the label. A cell's number may change, so the cache's key includes ``count``."""
     file, _, line = where.rpartition(":")
     if not file:
         return where
     compiler = getattr(shell(), "compile", None)
-    known = getattr(compiler, "format_code_name", lambda name: None)(file)
+    code_name = getattr(compiler, "format_code_name", lambda name: None)(file)
     path, cwd = Path(file), Path.cwd()
     short_path = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else path.name
-    label = _labels.get(file) or (str(known[1]) if known else short_path)
+    label = _labels.get(file) or (str(code_name[1]) if code_name else short_path)
     _files[label] = file
     return f"{label}:{line}"
 
 
 def sources(lines: Iterable[str]) -> dict[str, str]:
-    """Return the text of the source file of every line, by label."""
+    """Return the text of the source files that contain the lines, by label."""
     labels = {line.rpartition(":")[0] for line in lines if line}
     return {label: text for label in sorted(labels) if (text := _text(label))}
 
@@ -147,7 +147,7 @@ def warn(notices: Sequence[object], category: type[Warning] = CommunicationWarni
     ):
         frame = frame.f_back
     file, _, line = line_label(f"{frame.f_code.co_filename}:{frame.f_lineno}").rpartition(":")
-    head = f"{file}:{line}: {category.__name__}: "  # of the line that Python prints
+    head = f"{file}:{line}: {category.__name__}: "  # Python prints it before the message
     for notice in notices:
         warning = category(
             wrapped(f"{head}{notice}")[len(head) :] if in_notebook() else str(notice)

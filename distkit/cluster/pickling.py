@@ -27,6 +27,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
     Raises:
         TypeError: ``fn`` is not callable.
+        FileNotFoundError: the script does not exist.
         NotPicklableError: the call cannot be pickled; the message names the object.
     """
     if isinstance(fn, (str, Path)):
@@ -62,23 +63,23 @@ def _pickle_user_modules_by_value() -> Iterator[None]:
         m for m, file in files if file and not file.startswith(PACKAGE_PATHS) and is_user_file(file)
     ]
     # by name: a module that sys.modules lists twice can be registered only once
-    named = {m.__name__: m for m in user_modules if sys.modules.get(m.__name__) is m}
-    named.pop("__main__", None)
-    for module in named.values():
+    by_name = {m.__name__: m for m in user_modules if sys.modules.get(m.__name__) is m}
+    by_name.pop("__main__", None)
+    for module in by_name.values():
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in named.values():
+        for module in by_name.values():
             cloudpickle.unregister_pickle_by_value(module)
 
 
 def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
-    for what, value in _candidates(fn, args, kwargs):
+    for description, value in _candidates(fn, args, kwargs):
         if not _is_picklable(value):
             return (
-                f"{name}() cannot be sent to the ranks: {what} is a "
+                f"{name}() cannot be sent to the ranks: {description} is a "
                 f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "
                 f"Create it inside {name}(), or pass plain data and tensors."
             )
@@ -88,14 +89,14 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _candidates(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield every object that is pickled with a call, and its description."""
+    """Yield a description of every object that is pickled with a call, and the object."""
     for i, value in enumerate(args):
         yield f"argument {i}", value
     for key, value in kwargs.items():
         yield f"argument {key!r}", value
     with suppress(TypeError, ValueError):  # not a function, or a captured variable has no value yet
-        used = inspect.getclosurevars(fn)
-        for key, value in {**used.globals, **used.nonlocals}.items():
+        captured = inspect.getclosurevars(fn)
+        for key, value in {**captured.globals, **captured.nonlocals}.items():
             yield f"the captured variable {key!r}", value
 
 

@@ -22,7 +22,7 @@ RANK_BYTES = 90_000_000
 #: Default number of ranks.
 DEFAULT_RANKS = 4
 
-#: Recommended maximum number of processes per core; more start slowly and wait for the core.
+#: Recommended maximum number of processes per core; more would start slowly and compete for it.
 PROCESSES_PER_CORE = 8
 
 
@@ -69,7 +69,7 @@ def make_plan(
     """Choose devices, backend and threads.
 
     Args:
-        ranks: number of ranks (workers, with servers).
+        ranks: number of ranks (workers, if there are servers).
         servers: number of parameter servers.
         device: "auto", "cpu", "cuda" or "cuda:1".
         backend: "auto", "gloo" or "nccl".
@@ -125,13 +125,13 @@ def check_counts(ranks: int, servers: int) -> None:
 
 def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
     processes = ranks + servers + (1 if servers else 0)
-    fit = max(0, memory // RANK_BYTES)
-    if processes > fit:
-        suggestion = min(fit, PROCESSES_PER_CORE * cpus)
-        remedy = f"Use dk.Cluster({suggestion})" if fit else "Stop other programs or clusters"
+    capacity = max(0, memory // RANK_BYTES)
+    if processes > capacity:
+        suggestion = min(capacity, PROCESSES_PER_CORE * cpus)
+        remedy = f"Use dk.Cluster({suggestion})" if capacity else "Stop other programs or clusters"
         raise StartError(
             f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} of "
-            f"memory, and {human_bytes(memory)} is free: {fit} fit. {remedy}."
+            f"memory, and {human_bytes(memory)} is free: {capacity} fit. {remedy}."
         )
 
 
@@ -173,20 +173,20 @@ class Gpus:
     nccl: tuple[int, ...] = ()
 
 
-def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
+def examine(report: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
     """Return the GPUs that CUDA would list, or the reason that it lists none.
 
     Args:
-        found: result of :func:`distkit.cluster.machine.gpus`.
+        report: result of :func:`distkit.cluster.machine.gpus`.
         torch: torch's versions of CUDA and NCCL; empty if torch did not respond.
     """
-    if "error" in found:
-        reason = f"the GPU driver does not respond: {found['error']}"
+    if "error" in report:
+        reason = f"the GPU driver does not respond: {report['error']}"
         return Gpus((), Obstacle("driver", reason, "Reboot, or reload the driver."))
-    devices = [Gpu(**entry) for entry in found["found"]]
+    devices = [Gpu(**entry) for entry in report["found"]]
     if not devices:
         return Gpus()
-    usable, setting = devices, found.get("visible")
+    usable, setting = devices, report.get("visible")
     if setting is not None:
         names = [name.strip() for name in setting.split(",")]
         usable = [gpu for name in names for gpu in devices if name in (str(gpu.index), gpu.uuid)]
@@ -204,10 +204,10 @@ def examine(found: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
 def assign_devices(
     ranks: int, gpus: Gpus, device: str = "auto", backend: str = "auto"
 ) -> tuple[tuple[str, ...], str, str]:
-    """Return each rank's device, the backend, and the reason for the status card.
+    """Return each rank's device, the backend, and the reason, which the status card shows.
 
     Ranks are assigned to GPUs round-robin. The backend is NCCL if each rank has its own GPU, else
-    gloo, with copies in host memory.
+    gloo, which needs copies in host memory.
 
     Raises:
         StartError: an argument is invalid, or the request cannot be met; the message names what is
@@ -242,22 +242,22 @@ def assign_devices(
 
 def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
     """Return the devices to assign, or none and the reason if "auto" selects the CPU."""
-    existing = [f"cuda:{i}" for i in range(len(gpus.usable))]
+    names = [f"cuda:{i}" for i in range(len(gpus.usable))]
     if device == "cpu":
         return [], ""
     if device == "auto":
-        return existing, str(gpus.obstacle or "")
-    if not existing:
+        return names, str(gpus.obstacle or "")
+    if not names:
         reason = gpus.obstacle or (
             "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
             "'auto', or install torch with CUDA."
         )
         raise StartError(f"device={device!r} was requested, but {reason}")
     if device == "cuda":
-        return existing, ""
-    if device not in existing:
+        return names, ""
+    if device not in names:
         raise StartError(
-            f"device={device!r} does not exist: this machine has {joined(existing)}. Use one of "
+            f"device={device!r} does not exist: this machine has {joined(names)}. Use one of "
             "these names, or device='auto'."
         )
     return [device], ""
@@ -267,8 +267,8 @@ def _why_not_nccl(devices: Sequence[str], gpus: Gpus) -> str:
     """Explain why NCCL cannot connect ranks on these devices; "" if it can."""
     if not gpus.nccl:
         return "torch is built without NCCL"
-    shared, sharers = Counter(devices).most_common(1)[0]
+    shared_device, sharers = Counter(devices).most_common(1)[0]
     if sharers == 1:
         return ""
-    ranks = [rank for rank, device in enumerate(devices) if device == shared]
-    return f"{named(ranks)} share {shared}, and NCCL needs one GPU per rank"
+    ranks = [rank for rank, device in enumerate(devices) if device == shared_device]
+    return f"{named(ranks)} share {shared_device}, and NCCL needs one GPU per rank"

@@ -1,4 +1,4 @@
-"""Starts, monitors and terminates a cluster's processes: those of a run, and engines."""
+"""Starts, monitors and terminates a cluster's processes: engines, and the processes of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
-from distkit.cluster.notebook import LOST_CELLS, warn
+from distkit.cluster.notebook import LOST_VARIABLES, warn
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.conductor import Conductor
@@ -26,8 +26,8 @@ class Supervisor:
 
     Args:
         plan: number and devices of the ranks.
-        start_hosts: starts the other machines, if any: called with the cluster's folder and a
-            callback for the stages, it returns a :class:`distkit_hosts.remote.fleet.Fleet`.
+        start_hosts: a function that starts the other machines, if any. It gets the cluster's folder
+            and a callback for the stages, and returns a :class:`distkit_hosts.remote.fleet.Fleet`.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Supervisor:
         self.stage, self.failure = "starting", ""
         self.started = time.monotonic()
         self.run: Conductor | None = None
-        self.ranks: Ranks | None = None  # the current run's
+        self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
         # the latest run has ended, and its processes have exited
         self.run_ended = threading.Event()
         self.closed = False
-        self._starting = threading.Lock()
+        self._engines_lock = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
         self._fork.on_loss.add(self._fail)
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
@@ -75,10 +75,10 @@ class Supervisor:
                     "machine may be overloaded: stop other programs and create the cluster again."
                 )
             self._set_stage("failed")
-            self._end_all()
+            self._kill_all()
         finally:
             if self.closed:  # stopped while starting: kill the processes started since then
-                self._end_all()
+                self._kill_all()
             self.ready.set()
 
     # -- running ----------------------------------------------------------------
@@ -105,7 +105,7 @@ class Supervisor:
 
     @property
     def processes(self) -> Ranks:
-        """The ranks of the current run; or the engines; or ranks that have not started."""
+        """The current run's ranks, else the engines, else ranks that have not started."""
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
     def start_engines(self) -> Engines:
@@ -114,12 +114,12 @@ class Supervisor:
         Raises:
             StartError: the engines do not start.
         """
-        with self._starting:
+        with self._engines_lock:
             if (previous := self.engines) is not None:
                 if previous.usable:
                     return previous
                 previous.close()
-                warn([] if previous.loss_reported else [LOST_CELLS])
+                warn([] if previous.loss_reported else [LOST_VARIABLES])
             engines = self.engines = Engines(
                 self.plan, self.folder, hosts=self.hosts, on_change=self.card.refresh
             )
@@ -131,14 +131,14 @@ class Supervisor:
             return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Send the call to every rank; another thread passes their messages to ``run``.
+        """Send the call to every rank; another thread passes the ranks' messages to ``run``.
 
         After any exception, including an interrupt, the ranks are terminated, because a call on
         only some of them would hang.
         """
         self.run_ended.clear()
         self.run, self.ranks = run, ranks
-        if self.stage == "failed":  # after the ranks were forked
+        if self.stage == "failed":  # it failed after the ranks were forked
             run.abandon(self.failure)
         try:
             if self.closed:
@@ -159,7 +159,7 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
-        """Mark the cluster as failed: a fork server has exited."""
+        """Mark the cluster as failed, because a fork server has exited."""
         if self.closed or self.stage == "failed" or not self.ready.is_set():
             return
         self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."
@@ -172,7 +172,7 @@ class Supervisor:
         if (run := self.run) is not None:
             run.abandon("the cluster was restarted")
             self.run_ended.wait()
-        with self._starting:
+        with self._engines_lock:
             if self.engines is not None:
                 self.engines.close()
                 self.engines = None
@@ -185,11 +185,11 @@ class Supervisor:
         self._fork.on_loss.discard(self._fail)
         if (run := self.run) is not None:
             run.abandon("the cluster was stopped")
-        self._end_all()
+        self._kill_all()
         self.stage = "stopped"
         self.card.refresh()
 
-    def _end_all(self) -> None:
+    def _kill_all(self) -> None:
         for ranks in (self.ranks, self.engines):
             if ranks is not None:
                 ranks.close(0)  # a finalizer may run in the thread that receives exit notices

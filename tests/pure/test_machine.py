@@ -53,7 +53,7 @@ def test_cgroup_limits_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "mine")
+    monkeypatch.setattr(machine, "_PROC_CGROUP", tmp_path / "mine")
     for name, text in {**files, "mine": own_cgroup}.items():
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True, parents=True)
         tmp_path.joinpath(name).write_text(text + "\n")

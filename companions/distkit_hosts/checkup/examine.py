@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from distkit.cluster import machine
-from distkit.cluster.machine import own_address
+from distkit.cluster.machine import local_address
 from distkit.errors import DistkitError
 from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.checks import Report
@@ -203,7 +203,7 @@ class _Examination:
 def _source(address: str) -> str:
     """Return the source address of packets from this machine to another."""
     try:
-        return own_address(address)
+        return local_address(address)
     except OSError:
         return "127.0.0.1"
 

@@ -87,7 +87,7 @@ class Agent:
 
     def _facts(self) -> dict[str, Any]:
         kernel_address = self._kernel["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
-        address = machine.own_address(kernel_address)
+        address = machine.local_address(kernel_address)
         return {
             "name": self._kernel.get("name") or platform.node(),
             "address": address,

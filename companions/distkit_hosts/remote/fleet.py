@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from distkit._format import named
-from distkit.cluster.machine import own_address
+from distkit.cluster.machine import local_address
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.fork_client import ForkClient
@@ -83,13 +83,13 @@ class HostRequest:
             return f"tcp://{address}:{port}"
         address, _, port = self.interface.partition(":")
         if address:
-            return f"tcp://{own_address(address)}:{port or '*'}"
+            return f"tcp://{local_address(address)}:{port or '*'}"
         names = self.ranks if isinstance(self.ranks, dict) else self.options.get("mpi_hosts", {})
         hosts = [name.rpartition("@")[2].partition(":")[0] for name in names]
         default_route = "192.0.2.1"  # a documentation address
         for target in (hosts[0] if hosts else default_route, socket.gethostname()):
             with suppress(OSError):
-                return f"tcp://{own_address(target)}:*"
+                return f"tcp://{local_address(target)}:*"
         return "tcp://127.0.0.1:*"
 
 

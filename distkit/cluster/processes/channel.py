@@ -1,8 +1,8 @@
 """A private channel for framed messages between two processes of one user, over a socket pair.
 
 :func:`socket.socketpair` creates both ends, which are inherited or passed as file descriptors, so
-no other process can connect. Messages are plain values, and receiving one executes no code: the
-other end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
+no other process can connect. Messages are plain values, and receiving one executes no code, because
+the other end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
 EOFError immediately, so a channel is also a lifeline.
 """
 
@@ -89,8 +89,8 @@ class Channel:
     def listen(self, on_message: Callable[[Any], None], on_close: Callable[[], None]) -> None:
         """Call ``on_message(message)`` for each message, and ``on_close()`` after the last.
 
-        A new thread calls them. The channel belongs to that thread, which closes it: to end it from
-        this side, call :meth:`shutdown`.
+        A new thread calls them. The channel belongs to that thread, which closes it. To close it
+        from another thread, call :meth:`shutdown`.
         """
         threading.Thread(
             target=self._listen, args=(on_message, on_close), name="distkit-channel", daemon=True
@@ -118,7 +118,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close inherited channels in a forked child; they must close when their owner exits."""
+    """Close inherited channels in a forked child, so that they close when their owner exits."""
     for channel in _channels:
         channel._sock.close()
 

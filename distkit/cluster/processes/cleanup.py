@@ -50,10 +50,10 @@ def new_prefix() -> str:
 
 
 def make_folder(prefix: str, processes: int = 1) -> str:
-    """Create a folder for a number of processes, with mode 0700.
+    """Create a folder with mode 0700 for the files of ``processes`` processes.
 
     Raises:
-        StartError: the temporary folder is full, not writable, or has too long a path.
+        StartError: the temporary folder is full or not writable, or its path is too long.
     """
     parent, needed = tempfile.gettempdir(), space_needed(processes)
     try:
@@ -74,7 +74,7 @@ def make_folder(prefix: str, processes: int = 1) -> str:
 
 
 def space_needed(processes: int) -> int:
-    """Return the space for the files of a cluster with a number of processes [bytes]."""
+    """Return how much space the files of a cluster with ``processes`` processes need [bytes]."""
     return _BASE + processes * _PER_PROCESS
 
 
@@ -99,7 +99,7 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes  # here: the kernel process imports this module but does not need it
+        import ctypes  # here, because the kernel process imports this module but not ctypes
 
         ctypes.CDLL(None).prctl(option, value)
 
@@ -110,19 +110,22 @@ def children() -> list[int]:
     return [int(pid) for file in lists for pid in file.read_text().split()]
 
 
-def end_children(exclude: Container[int] = ()) -> None:
-    """Kill this process's children, except ``exclude``; pids stay valid until they are reaped."""
+def kill_children(exclude: Container[int] = ()) -> None:
+    """Kill this process's children, except ``exclude``.
+
+    Their pids are valid, since Linux does not reuse the pid of a child that has not been reaped.
+    """
     for pid in children():
         if pid not in exclude:
             with suppress(ProcessLookupError, PermissionError):  # it has changed its user id
                 os.kill(pid, signal.SIGKILL)
 
 
-def end_all_children() -> None:
+def kill_all_children() -> None:
     """Kill all children, and their children once adopted; wait until all have exited."""
-    end = time.monotonic() + END_TIMEOUT
+    deadline = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
-        while time.monotonic() < end:
-            end_children()
+        while time.monotonic() < deadline:
+            kill_children()
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.002)

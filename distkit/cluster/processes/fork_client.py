@@ -70,7 +70,7 @@ class Child:
             raise StartError(self.server.loss_reason()) from e
 
     def send(self, message: Any) -> None:
-        """Send it a message, unless it has just exited, which is reported separately."""
+        """Send it a message, unless it has just exited; its exit is reported separately."""
         with suppress(OSError):
             self.channel.send(message)
 
@@ -103,7 +103,7 @@ class Child:
 
 
 class ForkClient:
-    """The client of a fork server on this host (see :func:`server`) or another host.
+    """The client of a fork server on this host (see :func:`server`) or on another host.
 
     Args:
         channel: the channel to the fork server.
@@ -255,9 +255,11 @@ class LocalForkClient(ForkClient):
             return "no more processes can be started: this process is exiting."
         with suppress(subprocess.TimeoutExpired):
             status = self.process.wait(1 if self.lost.wait(LOSS_TIMEOUT) else 0)
-            how = f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
+            exit_status = (
+                f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
+            )
             return (
-                f"the process that ranks are forked from exited ({how}), and all "
+                f"the process that ranks are forked from exited ({exit_status}), and all "
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
@@ -270,7 +272,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
     """Fork several processes concurrently; if one fails, terminate the others.
 
     Args:
-        requests: the fork server of each process, and the arguments of its :meth:`start_fork`.
+        requests: a client and the arguments of :meth:`ForkClient.start_fork` for each process.
     """
     children: list[Child] = []
     try:
@@ -285,12 +287,12 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
     return children
 
 
-def end(children: Collection[Child], discard_logs: bool = False) -> None:
+def kill_processes(children: Collection[Child], discard_logs: bool = False) -> None:
     """Kill processes, on any machines, and their descendants.
 
     Args:
         children: the processes.
-        discard_logs: whether other machines need not send their logs, because the run has ended.
+        discard_logs: whether to discard the logs that other machines would send.
     """
     for fork_server in {child.server for child in children}:
         fork_server.kill([c for c in children if c.server is fork_server], discard_logs)
@@ -299,7 +301,7 @@ def end(children: Collection[Child], discard_logs: bool = False) -> None:
 def shut_down(children: Iterable[Child], timeout: float = KILL_TIMEOUT) -> None:
     """Kill processes, wait up to ``timeout`` seconds for each, and close their channels."""
     children = [*children]
-    end(children, discard_logs=True)
+    kill_processes(children, discard_logs=True)
     for child in children:
         child.wait(timeout)
         child.channel.shutdown()
@@ -313,7 +315,7 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
         prefix: prefix of the folders that are removed when the fork server exits.
     """
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    environ.pop("PYTHONPATH", None)  # its path is an argument, and ranks set their own
+    environ.pop("PYTHONPATH", None)  # the path is an argument, and ranks set their own
     environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return subprocess.Popen(
         imports.python_command(

@@ -1,14 +1,13 @@
-"""The process that ranks are forked from: it has imported torch, and has a single thread.
+"""The fork server: a single-threaded process that has imported torch, and forks ranks.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
-memory. It starts once per kernel (see ``fork_client.py``), outlives the kernel's
-clusters, and exits with the kernel: then it kills all its descendants.
+memory. The fork server starts once per kernel (see ``fork_client.py``), outlives the kernel's
+clusters, and kills all its descendants and exits when the kernel exits.
 
-Its parent is the *subreaper*, which kills remaining descendants after the fork server exits.
-It forks the fork server before large imports, holds no lifeline, waits for its exit, and removes
-the folders. When the fork server is killed, the subreaper adopts the ranks' children (see
-:mod:`distkit.cluster.processes.cleanup`). If the subreaper is killed, the fork server shuts
-down.
+Its parent is the *subreaper*. It forks the fork server before large imports, holds no lifeline,
+waits until the fork server exits, kills the remaining descendants and removes the folders. When the
+fork server is killed, the subreaper adopts the ranks' children (see
+:mod:`distkit.cluster.processes.cleanup`). If the subreaper is killed, the fork server shuts down.
 
 Nothing here may start a thread, open a ZeroMQ context or use CUDA: they do not work after a fork.
 """
@@ -39,18 +38,19 @@ from distkit.cluster.processes.cleanup import (
     END_TIMEOUT,
     adopt_orphans,
     die_with_parent,
-    end_all_children,
-    end_children,
+    kill_all_children,
+    kill_children,
 )
 from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import DistkitError
 
-#: Interval of checks that the parent is alive [s]; number of intervals until it counts as idle.
+#: Interval between checks that the parent is alive [s], and number of intervals without requests or
+#: children after which the fork server counts as idle.
 INTERVAL, IDLE_INTERVALS = 0.5, 4
 
 
 @dataclass
-class Forked:
+class ForkedChild:
     """A child: its number, its folder, and the file of its low-level output."""
 
     number: int
@@ -59,7 +59,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process that forks children on command, and reports their exits.
+    """The process that forks children on command and reports their exits.
 
     Args:
         channel: the channel to the kernel.
@@ -68,13 +68,13 @@ class ForkServer:
     def __init__(self, channel: Channel) -> None:
         gc.disable()  # imports take a quarter longer with it; do_fork collects
         self.channel, self.parent = channel, os.getppid()
-        self.children: dict[int, Forked] = {}  # by pid
-        self.late: set[str] = set()  # modules to import once no child is left
-        self.requests, self._requested = os.pipe()
+        self.children: dict[int, ForkedChild] = {}  # by pid
+        self.pending_imports: set[str] = set()  # modules to import once no child is left
+        self.requests, self._requests_w = os.pipe()
         adopt_orphans()
-        self.wakeup, self._woken = os.pipe()
-        os.set_blocking(self._woken, False)
-        signal.set_wakeup_fd(self._woken)
+        self.wakeup, self._wakeup_w = os.pipe()
+        os.set_blocking(self._wakeup_w, False)
+        signal.set_wakeup_fd(self._wakeup_w)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, self._exit_with_kernel)
@@ -88,11 +88,11 @@ class ForkServer:
                 ready, _, _ = select.select([channel_fd, *sources], [], [], INTERVAL)
                 idle = 0 if ready or self.children else idle + 1
                 if idle == IDLE_INTERVALS and "torch" in sys.modules:
-                    self.late.add("torch._dynamo")
+                    self.pending_imports.add("torch._dynamo")
                 if self.requests in ready:
-                    self.late.update(os.read(self.requests, 4096).decode().split())
-                while self.late and not self.children:
-                    self.do_call(None, self.late.pop())
+                    self.pending_imports.update(os.read(self.requests, 4096).decode().split())
+                while self.pending_imports and not self.children:
+                    self.do_call(None, self.pending_imports.pop())
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -102,24 +102,24 @@ class ForkServer:
         except (EOFError, OSError):
             pass
         finally:
-            self._end_all_children()
+            self._kill_all_children()
 
-    def _end_all_children(self) -> None:
+    def _kill_all_children(self) -> None:
         self.do_kill(None, [child.number for child in self.children.values()])
-        end_all_children()  # the subreaper removes their folders
+        kill_all_children()  # the subreaper removes their folders
 
     def _exit_with_kernel(self, *_: object) -> None:
         """Exit if the kernel has exited, which closed the channel."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP)
         if poll.poll(0):
-            self._end_all_children()
+            self._kill_all_children()
             os._exit(0)
 
     def do_call(self, fd: int | None, target: str) -> None:
         """Import ``target`` ("module") for future children, or call it ("module:function").
 
-        An import takes up to seconds, during which the kernel may exit.
+        An import may take seconds, during which the kernel may exit.
         """
         signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
         try:
@@ -143,13 +143,13 @@ class ForkServer:
 
         ``arguments`` are pickled by the kernel.
         """
-        kwargs = pickle.loads(arguments)  # here, so that all children share its imports
+        kwargs = pickle.loads(arguments)  # here, so that all children share the imported modules
         gc.collect()
         gc.freeze()  # the collector would write to every shared page, and thereby copy it
         try:
             if (pid := os.fork()) == 0:
                 self._child(fd, target, folder, log, kwargs)
-            self.children[pid] = Forked(number, folder, f"{folder}/{log}")
+            self.children[pid] = ForkedChild(number, folder, f"{folder}/{log}")
         except OSError as error:  # out of memory or processes; closing the lifeline reports it
             print(f"distkit: cannot fork: {error}", file=sys.stderr)
         finally:
@@ -170,10 +170,10 @@ class ForkServer:
         Some may have been forked after the kernel listed the children to kill. A child in
         uninterruptible sleep exits later, and must not block other clusters.
         """
-        end = time.monotonic() + END_TIMEOUT
+        deadline = time.monotonic() + END_TIMEOUT
         while (
             remaining := [c.number for c in self.children.values() if c.folder == folder]
-        ) and time.monotonic() < end:
+        ) and time.monotonic() < deadline:
             self.do_kill(None, remaining, discard_logs=True)
             time.sleep(0.001)
             self._reap()
@@ -193,7 +193,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
-            sys.meta_path.insert(0, LateImports(self._requested))
+            sys.meta_path.insert(0, LateImports(self._requests_w))
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
@@ -212,8 +212,8 @@ class ForkServer:
     def _reap(self) -> None:
         """Report children that have exited, and kill the orphans that they left."""
         with suppress(ChildProcessError):  # no children are left
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._handle_end(*ended)
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                self._handle_end(*reaped)
 
     def _handle_end(self, pid: int, status: int) -> None:
         if pid in self.children:
@@ -227,7 +227,7 @@ class ForkServer:
                     "log": child.log,
                 }
             )
-        end_children(exclude=self.children)  # the orphans that this process has adopted
+        kill_children(exclude=self.children)  # the orphans that this process has adopted
 
 
 class LateImports(MetaPathFinder):
@@ -266,8 +266,8 @@ def main(channel_fd: str, prefix: str) -> None:
     if (pid := os.fork()) == 0:
         ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
         os._exit(0)  # the kernel waits: Python would first destroy torch's modules, for up to 1 s
-    os.close(int(channel_fd))  # or the channel would stay open when the fork server exits
+    os.close(int(channel_fd))  # so that the channel closes when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    end_all_children()
+    kill_all_children()
     cleanup.remove_folders(prefix)
     os._exit(status if status >= 0 else 128 - status)

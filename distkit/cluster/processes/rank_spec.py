@@ -1,4 +1,4 @@
-"""The specification of a rank: its settings, its late imports, and its seeds.
+"""The specification of a rank: its settings, its lazy imports, and its seeds.
 
 The kernel imports this module, so it imports nothing heavy.
 """
@@ -23,10 +23,10 @@ from distkit.cluster.notebook import Cell
 #: Exit status of a rank after its program closed the channel to the kernel.
 CHANNEL_CLOSED = 86
 
-#: Modules that ranks import lazily, which can take seconds, each with a pattern that the pickled
-#: calls of such ranks match: optimizers and DistributedDataParallel import the first one. The fork
-#: server imports a module before such a call, or after the first run that needed it. When idle, it
-#: imports the first one.
+#: Modules that ranks import lazily, each with a pattern. As an import can take seconds, the fork
+#: server imports a module before a run whose pickled call matches the pattern, or after the first
+#: run that needed the module. When idle, it imports the first one, which optimizers and
+#: DistributedDataParallel need.
 LATE_MODULES = {
     "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
     "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
@@ -45,9 +45,9 @@ class Spec:
     ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
     ``backend`` and ``device`` are resolved, never "auto"; ``store`` names the store for the
     rendezvous; ``port`` is a free port at the ``address`` of rank 0's machine, for programs that
-    use ``MASTER_PORT`` themselves. ``host`` is the number of its machine among ``hosts``;
-    ``local_rank`` and ``local_world_size`` count the ranks on it; ``interface`` is the network
-    interface to the other machines, "" if there are none.
+    use ``MASTER_PORT`` themselves. ``host`` is the number of the rank's machine among ``hosts``;
+    ``local_rank`` and ``local_world_size`` count the ranks on that machine; ``interface`` is the
+    network interface to the other machines, "" if there are none.
     """
 
     rank: int
@@ -143,7 +143,7 @@ def call_seed(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, d
 
 
 def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
-    """Return a rank's seed of 64 bits; ``incarnation`` is the number of its earlier processes.
+    """Return a rank's 64-bit seed; ``incarnation`` is the number of its earlier processes.
 
     >>> rank_seed(0, 0) == rank_seed(0, 0), rank_seed(0, 0) == rank_seed(0, 1)
     (True, False)

@@ -1,4 +1,4 @@
-"""Defines the roles of forked children: engine, plain rank, controller, or kvstore node.
+"""Defines the roles of forked children: engine, plain rank, controller, and kvstore node.
 
 A role's function is called in a new fork of the fork server; its first argument is the lifeline.
 The fork server calls :func:`preload` before it forks ranks, so they share its modules and hooks.
@@ -23,10 +23,10 @@ from typing import Any
 
 from distkit.cluster.processes.channel import Channel
 
-#: Modules that ranks need, and those that engines and their controller need; importing one must not
+#: The modules of ranks, and the modules of engines and their controller. Importing one must not
 #: start a thread or open a socket.
-_RANKS = ("numpy.random", "torch.nn.parallel", "distkit.cluster.rank.rank")
-_ENGINES = (
+_RANK_MODULES = ("numpy.random", "torch.nn.parallel", "distkit.cluster.rank.rank")
+_ENGINE_MODULES = (
     "ipykernel.debugger",
     "ipyparallel.controller.app",
     "ipyparallel.engine.app",
@@ -35,14 +35,14 @@ _ENGINES = (
     "tornado.platform.asyncio",
 )
 
-#: Number of "ports" for the controller's sockets; it uses 18.
+#: Number of "ports" for the sockets of the controller, which uses 18.
 PORTS = 20
 
 
 @cache
 def preload() -> None:
     """Import the modules of ranks and hook torch, once for all ranks."""
-    for name in _RANKS:
+    for name in _RANK_MODULES:
         import_module(name)
     from distkit.recording.tap import tap
 
@@ -54,7 +54,7 @@ def preload_engines() -> None:
     """Import the modules of engines and their controller before any is forked."""
     # no debugger is attached to an engine: debugpy would cost each engine 0.1 s and 15 MB
     sys.modules["debugpy"] = None  # type: ignore[assignment]
-    for name in _ENGINES:
+    for name in _ENGINE_MODULES:
         import_module(name)
     del sys.modules["debugpy"]
 
@@ -70,7 +70,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     """
     from ipyparallel.controller.app import IPController
 
-    _end_with(lifeline)
+    _exit_with(lifeline)
     app = IPController.instance(log_level=logging.WARN)
     app.initialize(
         [
@@ -95,7 +95,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
 
 
 def _folder_options(profile: str, folder: str) -> list[str]:
-    """Return ipyparallel's folder options: the user's home may be full or read-only."""
+    """Return ipyparallel's folder options, because the user's home may be full or read-only."""
     return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 
@@ -119,7 +119,7 @@ def engine(
 
     rank = Rank(spec, lifeline, runs_cells=True)
     rank.start()
-    _end_with(lifeline, rank.handle_command)
+    _exit_with(lifeline, rank.handle_command)
     rank.group.join()
     app = IPEngine.instance(
         enable_nanny=False,
@@ -145,20 +145,20 @@ def execute(payload: bytes, options: dict[str, Any]) -> None:
     Rank.current.execute(payload, options)
 
 
-def plain(lifeline: Channel, spec: Any, folder: str) -> None:
+def plain_rank(lifeline: Channel, spec: Any, folder: str) -> None:
     """Run the function of one run as a rank, then wait to be killed."""
     from distkit.cluster.rank.rank import Rank
 
     rank = Rank(spec, lifeline)
     rank.start()  # while other ranks are still being forked
     payload, options = pickle.loads(lifeline.recv())
-    _end_with(lifeline, rank.handle_command)
+    _exit_with(lifeline, rank.handle_command)
     sys.path[:] = spec.path  # later imports are the user's
     rank.execute(payload, options)
-    threading.Event().wait()  # exiting now would break the connections of running ranks
+    threading.Event().wait()  # exiting now would break the connections of other ranks
 
 
-def _end_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
+def _exit_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
     """Handle messages of the lifeline; kill this process and its children when it closes."""
     lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
@@ -184,6 +184,6 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
             recorder.set_current(None)
         lifeline.send(("flushed", command))
 
-    _end_with(lifeline, handle_command)
+    _exit_with(lifeline, handle_command)
     service.report = lambda kind, data: lifeline.send((kind, data))
     service.run()

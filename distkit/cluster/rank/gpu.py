@@ -122,7 +122,7 @@ _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 _libraries: list[Any] = []
 #: Receives in progress: id of the Work -> the Work, and its tensors with their host copies.
-_receiving: dict[int, tuple[Any, _Pairs]] = {}
+_receives: dict[int, tuple[Any, _Pairs]] = {}
 
 
 def stage_messages(key: str = "CUDA") -> None:
@@ -137,7 +137,7 @@ def stage_messages(key: str = "CUDA") -> None:
 
 
 def _staged_kernel(operator: Any, sends: bool) -> Callable[..., Any]:
-    """Return the operator's kernel for tensors on the device."""
+    """Return a kernel of the operator for tensors on the device."""
 
     def kernel(tensors: list[torch.Tensor], *args: Any) -> Any:
         with torch.no_grad(), DisableTorchFunction():
@@ -149,7 +149,7 @@ def _staged_kernel(operator: Any, sends: bool) -> Callable[..., Any]:
         script = operator._handle.redispatch_boxed(_HOST, [host for _, host in pairs], *args)
         if not sends:
             work = dist.Work.unbox(script)
-            _receiving[id(work)] = work, pairs
+            _receives[id(work)] = work, pairs
         return script
 
     return kernel
@@ -160,7 +160,7 @@ def _copying_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     def copying_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
-        _, pairs = _receiving.pop(id(work), (None, []))
+        _, pairs = _receives.pop(id(work), (None, []))
         with torch.no_grad(), DisableTorchFunction():  # hidden from the recorder of buffers
             for device, host in pairs:
                 device.copy_(host, non_blocking=True)

@@ -16,10 +16,10 @@ from typing import Any, TextIO
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 
-#: Maximum number of unsent messages with output; beyond it pipes fill up, and printing blocks.
+#: Maximum number of unsent messages with output. Beyond it the pipes fill up, and printing blocks.
 MAX_UNSENT = 64
 
-#: Capacity of the pipe of descriptor 1; maximum number of bytes read at once.
+#: Capacity of the pipe of descriptor 1, and maximum number of bytes read at once.
 PIPE_BYTES = 1 << 20
 
 
@@ -75,7 +75,7 @@ class Outbox:
             fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @contextmanager
-    def printing(self, run: int) -> Iterator[None]:
+    def redirect_streams(self, run: int) -> Iterator[None]:
         """Send the output that is printed in the block."""
         self._run, previous = run, (sys.stdout, sys.stderr)
         streams = sys.stdout, sys.stderr = [pipe.stream() for pipe in self._pipes]

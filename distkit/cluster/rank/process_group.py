@@ -1,7 +1,8 @@
 """Creates a rank's process group and the group's store, before the rank's program starts.
 
-* Rendezvous uses a ``FileStore`` in a 0700 folder: a TCPStore would listen on all interfaces
-  without authentication. Ranks on several machines use the kernel's store through their tunnels.
+* Rendezvous uses a ``FileStore`` in a 0700 folder, because a TCPStore would listen on all
+  interfaces without authentication. Ranks on several machines use the kernel's store through their
+  tunnels.
 * gloo is pinned to one interface: loopback, or the interface to the other machines.
 """
 
@@ -27,8 +28,8 @@ from distkit.recording.pending import hook
 TIMING = "TORCH_NCCL_ENABLE_TIMING", "1"
 
 #: Disables torch's handling of failed or hanging collectives, which aborts the process; the
-#: conductor handles them. torch's monitor thread would also query the store, which needs the GIL,
-#: while a thread that holds the GIL destroys the group and joins the monitor.
+#: conductor handles them. torch's monitor thread could also deadlock: it queries the store, which
+#: needs the GIL, while a thread that holds the GIL destroys the group and joins the monitor.
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -64,7 +65,7 @@ class Group:
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
-        If a rank ended before all have joined, the others would wait for it forever.
+        Otherwise a rank might also end before all have joined, and leave the others waiting.
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
@@ -104,8 +105,8 @@ class Group:
     def intercept_init(self) -> None:
         """Replace ``init_process_group``, so that unmodified scripts get this group.
 
-        Scripts for torchrun begin with it and end with ``destroy_process_group``. A second call
-        without a destroy in between raises an error, as in torch.
+        Scripts for torchrun begin with this call and end with ``destroy_process_group``. A second
+        call without a destroy in between raises an error, as in torch.
         """
         undo = ExitStack()  # never closed: the process ends with its run
         for module in (dist, c10d):
@@ -166,7 +167,8 @@ class PollingStore(dist.Store):
     """A ``dist.Store`` whose waits poll for their keys.
 
     Args:
-        call: calls a method, by its name, of the ``dist.Store`` that has the values.
+        call: a function that gets a method's name and arguments, and calls this method of the
+            ``dist.Store`` that has the values.
     """
 
     timeout: timedelta  # missing in torch's type hints
@@ -226,8 +228,8 @@ class PollingStore(dist.Store):
         Raises:
             DistStoreError: the timeout has passed.
         """
-        end = time.monotonic() + (timeout or self.timeout).total_seconds()
+        deadline = time.monotonic() + (timeout or self.timeout).total_seconds()
         while not self.check(keys):
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise dist.DistStoreError(f"{keys} were not set within {timeout or self.timeout}")
             time.sleep(POLL_INTERVAL)

@@ -66,8 +66,8 @@ class Rank:
     Args:
         spec: its specification.
         lifeline: channel to the process that started it.
-        runs_cells: whether it runs ``%%ranks`` cells sequentially, and keeps their variables;
-            otherwise it runs one function, and a release ends the process.
+        runs_cells: whether it runs ``%%ranks`` cells sequentially and keeps their variables.
+            Otherwise it runs one function, and a release ends the process.
     """
 
     current: Rank
@@ -86,9 +86,9 @@ class Rank:
         }
         self._pid = os.getpid()
         self._box = BlackBox(Path(spec.folder, f"{spec.name}.box"))
-        # of stepped runs; permits may arrive early
+        # one for each stepped run; permits may arrive before the run starts
         self._gates: dict[int, Gate] = defaultdict(Gate)
-        self._running: int | None = None  # number of the run whose function is executing
+        self._current_run: int | None = None  # number of the run whose function is executing
         self._released_run = 0  # number of the latest run that the kernel has released
         self._idle = threading.Event()  # no function is executing
         #: The function's exception, kept because destroying its variables may hang.
@@ -132,8 +132,8 @@ class Rank:
             self._report_and_exit(run)
 
     def _report_and_exit(self, run: int) -> None:
-        """Report the function's position, and exit, unless the function has raised."""
-        if self._error is not None:  # it is being described
+        """Report the function's position and exit, unless the function has raised."""
+        if self._error is not None:  # the main thread is reporting it
             return
         self._close_record()
         self.outbox.emit(
@@ -147,7 +147,7 @@ class Rank:
     def _raise_in_cell(self, run: int) -> bool:
         """Raise Released in the cell; return False if the cell waits in C++ and does not end."""
         self._released_run = run
-        if run != self._running:
+        if run != self._current_run:
             return True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return self._idle.wait(SIGNAL_TIMEOUT)
@@ -160,14 +160,14 @@ class Rank:
             raise Released if self._released_run == run else KeyboardInterrupt(SIGINT)
 
         previous = signal.signal(signal.SIGINT, on_signal)
-        self._running = run
+        self._current_run = run
         self._idle.clear()
         try:
             if self._released_run == run:  # released before the call
                 raise Released
             yield
         finally:
-            self._running = None
+            self._current_run = None
             self._idle.set()
             signal.signal(signal.SIGINT, previous)
 
@@ -176,7 +176,7 @@ class Rank:
     def execute(self, payload: bytes, options: dict[str, Any]) -> None:
         """Run one pickled ``(fn, args, kwargs)`` and report the outcome; never raises."""
         emit = partial(self.outbox.emit, options["run"])
-        with self.outbox.printing(options["run"]):
+        with self.outbox.redirect_streams(options["run"]):
             outcome = self._perform(payload, options, emit)
         emit("outcome", outcome)
 
@@ -272,7 +272,8 @@ class Rank:
             gate.on_wait = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
         injector = FaultInjector(options["faults"], self.spec.rank)
-        tap.before += [injector] if options["faults"] != Faults() else []  # it slows each call
+        # an injector slows each call
+        tap.before += [injector] if options["faults"] != Faults() else []
         recorder.set_current(run_recorder)
         try:
             yield
@@ -294,7 +295,7 @@ class Rank:
             tap.reset()
 
     def _call_context(self, run: int, emit: Emit) -> CallContext:
-        """Create the check of this run's collectives before they reach the backend."""
+        """Create the context that checks this run's collectives before they reach the backend."""
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)

@@ -21,8 +21,8 @@ from distkit.cluster.processes.fork_client import (
     KILL_TIMEOUT,
     Child,
     ForkClient,
-    end,
     fork_all,
+    kill_processes,
     server,
     shut_down,
 )
@@ -95,7 +95,7 @@ class Ranks(RankController):
     """
 
     #: Function that a rank's process calls.
-    role = "distkit.cluster.processes.roles:plain"
+    role = "distkit.cluster.processes.roles:plain_rank"
     #: Prefix of the names of a rank's files.
     kind = "rank"
 
@@ -315,7 +315,7 @@ class Ranks(RankController):
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill these ranks' processes; their exits are reported to the run."""
-        end([self.children[r] for r in ranks])
+        kill_processes([self.children[r] for r in ranks])
 
     def collect_events(self, command: str = "flush", timeout: float = FLUSH_TIMEOUT) -> None:
         """Make the servers and the scheduler flush their events.

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from distkit._format import short_call
 from distkit.cluster import machine
-from distkit.cluster.notebook import LOST_CELLS, in_notebook, warn
+from distkit.cluster.notebook import LOST_VARIABLES, in_notebook, warn
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
-from distkit.cluster.processes.fork_client import end, server
+from distkit.cluster.processes.fork_client import kill_processes, server
 from distkit.cluster.processes.rank_spec import call_seed
 from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS, Conductor
 from distkit.cluster.runs.outcome import Outcome, text
@@ -176,7 +176,7 @@ class Run:
         self._warned = True
         conductor = self._conductor
         if conductor.is_cell and not (conductor.intact or conductor.abandoned):
-            warn([LOST_CELLS])
+            warn([LOST_VARIABLES])
         if self.error is not None:
             return
         warn([missed for outcome in conductor.outcomes.values() for missed in outcome.missed])
@@ -298,7 +298,7 @@ def run_ranks(
             conductor.abandon(f"it did not end within {timeout:g} s")
             return run.wait()
     finally:
-        end(ranks.children.values())
+        kill_processes(ranks.children.values())
         server().remove(folder)
 
 
