@@ -19,7 +19,7 @@ from distkit.cluster.pickling import pack
 from distkit.cluster.plan import Plan, make_plan
 from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT
-from distkit.cluster.runs.run import Run, ended_by_interrupt, poll
+from distkit.cluster.runs.run import Run, interruptible, poll
 from distkit.errors import (
     ClusterError,
     DeadlockError,
@@ -122,7 +122,7 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
             run.wait(POLL_SECONDS)
             return True
         return False
-    with ended_by_interrupt(run):
+    with interruptible(run):
         printed.extend(f"[rank {rank}] {line}" for rank, _, line in poll(run, POLL_SECONDS))
     if run.error is not None:
         raise run.error

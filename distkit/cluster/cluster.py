@@ -338,8 +338,8 @@ class Cluster:
             self.wait()
             if current is not None:
                 raise self._busy_error(current)
-            injected = faults.current()
-            injected.check(self.plan.ranks, self.plan.servers)
+            injected_faults = faults.current()
+            injected_faults.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
             is_cell, record = isinstance(fn, Cell), options.get("record", True)
@@ -354,11 +354,11 @@ class Cluster:
                     structs.replace(ranks.info(), seed=seed),
                     stepped=options.get("step", False),
                     wait_forever=wait_forever,
-                    expected_exits=injected.kill,
+                    expected_exits=injected_faults.kill,
                     is_cell=is_cell,
                 )
                 run = self._latest = Run(conductor)
-                options = {**options, "faults": injected, "seed": seed}
+                options = {**options, "faults": injected_faults, "seed": seed}
                 self._supervisor.submit(ranks, conductor, payload, options)
             except KeyboardInterrupt:
                 raise RunStopped(

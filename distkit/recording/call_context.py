@@ -1,8 +1,8 @@
 """Context of calls, recorded in addition to their events.
 
-For a call, it records whether the rank is handling an exception. For a collective, it compares the
-ranks' calls and blocks a call that differs, see :class:`CollectiveFingerprint`. After a backward
-pass, it records the parameters of DDP models that received no gradient.
+If a rank makes a call while it handles an exception, the exception is recorded. A collective is
+compared with the other ranks' calls, and blocked if it differs, see :class:`CollectiveFingerprint`.
+After a backward pass, the parameters of DDP models that received no gradient are recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from distkit.events import COLLECTIVES, UNEVEN, WORLD, Op
-from distkit.recording.pending import Pending, waiting
+from distkit.recording.pending import Pending, record_wait
 from distkit.recording.recorder import is_user_file
 
 _BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC follows
@@ -38,12 +38,12 @@ SLOTS, SIZE = 16, _BODY.size + _CRC.size
 
 
 class CollectiveFingerprint:
-    """Compares a rank's collectives with those of other members, through shared memory.
+    """Compares a rank's collectives with the other members' collectives through shared memory.
 
     gloo aborts the process when the members of a collective pass different sizes, and hangs when
-    they call different ones. Therefore each rank writes a checksum of its k-th collective on a
-    group to a small file that the members map, and compares it with the other members' entries. The
-    rank that arrives later detects the difference before the backend does. Missing, stale and
+    they call different collectives. Therefore each rank writes a checksum of its k-th collective on
+    a group to a small file that the members map, and compares it with the other members' entries.
+    The rank that arrives later detects the difference before the backend does. Missing, stale and
     incomplete entries are ignored.
 
     Args:
@@ -85,19 +85,19 @@ class CollectiveFingerprint:
 
         Args:
             op: the operation.
-            fields: the fields of a recorder's row, from peer to match.
+            fields: the fields of a recorder's row, from ``peer`` to ``match``.
         """
         group = fields[1]
         mapping = self._maps.get(group)
         if mapping is None:
             return True
-        memory, own_offset, others, counter = mapping
+        memory, offset, other_offsets, counter = mapping
         number = next(counter)
         body = _BODY.pack(self._run, number, _checksum(op, fields))
         entry = body + _CRC.pack(zlib.crc32(body))
         slot = number % SLOTS * SIZE
-        memory[own_offset + slot : own_offset + slot + SIZE] = entry
-        for start in others:
+        memory[offset + slot : offset + slot + SIZE] = entry
+        for start in other_offsets:
             other = memory[start + slot : start + slot + SIZE]
             if other != entry and other[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
                 if other[_SUM:] == _CRC.pack(zlib.crc32(other[:_SUM])):
@@ -125,17 +125,17 @@ def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
     size, so the diagnosis reports them after the run.
     """
     peer, _, nbytes, shape, dtype, _, _, attributes, _ = fields
-    share = 0 if op in UNEVEN or dtype.startswith("sparse") else nbytes
+    size = 0 if op in UNEVEN or dtype.startswith("sparse") else nbytes
     if op is Op.SCATTER:
-        share = math.prod(shape)
+        size = math.prod(shape)
     facts = dict(attributes)
     # the order of members does not matter
     target = facts.get("function") or sorted(facts.get("members", ()))
-    return zlib.crc32(repr((op, share, peer, target)).encode())
+    return zlib.crc32(repr((op, size, peer, target)).encode())
 
 
 #: Maximum number of reported parameters without a gradient.
-_MAX_NAMED = 8
+_MAX_PARAMETERS = 8
 
 _ddp_models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -166,7 +166,7 @@ class CallContext:
     ) -> None:
         self._report, self._fingerprint, self._block = report, fingerprint, block
         self._reported: list[str] = []
-        stale = [model for model in _ddp_models if _without_gradient(model)]
+        stale = [model for model in _ddp_models if _parameters_without_gradient(model)]
         _ddp_models.difference_update(stale)  # their runs ended during a backward pass
 
     def add_group(self, group: str, members: list[int]) -> None:
@@ -174,8 +174,8 @@ class CallContext:
         if self._fingerprint is not None and _uses_gloo(group):
             self._fingerprint.add_group(group, members)
 
-    def before_call(self, pending: Pending, limited: bool) -> None:
-        """Examine a call before it reaches the backend; ``limited`` calls are never blocked."""
+    def before_call(self, pending: Pending, has_timeout: bool) -> None:
+        """Examine a call before it reaches the backend; ``has_timeout`` calls are never blocked."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self._report("raising", (pending.seq, *describe_exception(error)))
@@ -184,15 +184,17 @@ class CallContext:
         if (
             self._fingerprint is None
             or self._fingerprint.check(pending.op, pending.fields)
-            or limited
+            or has_timeout
         ):
             return
-        with waiting(pending):
+        with record_wait(pending):
             self._block()
 
     def after_backward(self) -> None:
         """Report the parameters that received no gradient in a backward pass."""
-        missing = [name for model in list(_ddp_models) for name in _without_gradient(model)]
+        missing = [
+            name for model in list(_ddp_models) for name in _parameters_without_gradient(model)
+        ]
         if missing != self._reported:
             self._reported = missing
             self._report("unreduced", missing)
@@ -207,15 +209,15 @@ def _uses_gloo(group: str) -> bool:
     return False  # the group is destroyed
 
 
-def _without_gradient(model: DistributedDataParallel) -> list[str]:
+def _parameters_without_gradient(model: DistributedDataParallel) -> list[str]:
     """Return the parameters that received no gradient in the latest backward pass."""
     try:
         model.reducer._check_reducer_finalized()
     except RuntimeError:
         parameters = model.module.named_parameters()
-        return [n for n, p in parameters if p.requires_grad and p.grad is None][:_MAX_NAMED] or [
-            "?"
-        ]
+        return [n for n, p in parameters if p.requires_grad and p.grad is None][
+            :_MAX_PARAMETERS
+        ] or ["?"]
     except AttributeError:  # the reducer does not exist yet, or no longer
         return []
     return []

@@ -51,9 +51,9 @@ class Device:
         self._torch.current_stream(self._device).record_event(event)
         return event
 
-    def in_flight(self, work: Any, begin: Any, called: float) -> InFlight:
-        """Return an operation that has completed on the host and runs on the device."""
-        return InFlight(self, work, begin, called)
+    def in_flight(self, work: Any, begin: Any, call_time: float) -> InFlight:
+        """Return an operation that has completed on the host and still runs on the device."""
+        return InFlight(self, work, begin, call_time)
 
     def captures(self) -> bool:
         """Return whether this thread's calls are being captured into a CUDA graph."""
@@ -95,7 +95,7 @@ class Clock:
     """Converts times of a device's events to the host's clock.
 
     The GPU reaches an event after the host records it and before the host observes its completion.
-    These times bound the clocks' offset, which is exact if the GPU was idle.
+    These times bound the offset between the clocks, exactly if the GPU was idle.
 
     >>> class At:
     ...     def __init__(self, ms): self.ms = ms
@@ -112,20 +112,20 @@ class Clock:
         self._latest_time = 0.0  # time of that event on the device's clock [s]
         self._offset = -math.inf  # host's clock minus device's clock [s]
 
-    def time(self, begin: Any, called: float, end: Any, seen: float) -> float:
+    def time(self, begin: Any, call_time: float, end: Any, seen_time: float) -> float:
         """Return the time of ``end`` on the host's clock [s].
 
         Args:
             begin: an earlier event.
-            called: the time at which the host recorded ``begin`` [s].
+            call_time: the time at which the host recorded ``begin`` [s].
             end: an event that the GPU has reached.
-            seen: the time when the host observed this [s].
+            seen_time: the time at which the host observed this [s].
         """
-        since = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
-        self._latest, self._latest_time = begin, self._latest_time + since
-        ended = self._latest_time + begin.elapsed_time(end) / 1e3
-        self._offset = min(max(self._offset, called - self._latest_time), seen - ended)
-        return max(called, float(ended + self._offset))
+        elapsed = self._latest.elapsed_time(begin) / 1e3 if self._latest is not None else 0.0
+        self._latest, self._latest_time = begin, self._latest_time + elapsed
+        end_time = self._latest_time + begin.elapsed_time(end) / 1e3
+        self._offset = min(max(self._offset, call_time - self._latest_time), seen_time - end_time)
+        return max(call_time, float(end_time + self._offset))
 
 
 class InFlight:
@@ -135,12 +135,12 @@ class InFlight:
         device: the GPU.
         work: torch's ``Work``, which may know the duration of the backend's kernels.
         begin: an event before the operation.
-        called: the time at which the host recorded ``begin`` [s].
+        call_time: the time at which the host recorded ``begin`` [s].
     """
 
-    def __init__(self, device: Device, work: Any, begin: Any, called: float) -> None:
+    def __init__(self, device: Device, work: Any, begin: Any, call_time: float) -> None:
         self.stream, self.seconds, self._device, self._work = device.stream, 0.0, device, work
-        self._begin, self._called_at, self._end = begin, called, device.event()
+        self._begin, self._call_time, self._end = begin, call_time, device.event()
 
     def poll(self) -> float | None:
         """Return the end time on the host's clock [s]; None if the operation has not ended."""
@@ -150,7 +150,7 @@ class InFlight:
         if self._work is not None:
             with suppress(RuntimeError):  # only NCCL knows it, if TORCH_NCCL_ENABLE_TIMING is set
                 self.seconds = self._work._get_duration() / 1e3
-        return self._device.clock.time(self._begin, self._called_at, self._end, time.monotonic())
+        return self._device.clock.time(self._begin, self._call_time, self._end, time.monotonic())
 
 
 def _is_reached(event: Any) -> bool:

@@ -18,11 +18,11 @@ import msgspec
 
 from distkit.events import Op, State
 
-#: An event in transit: seq, operation, state and time; the fields that all events of an operation
-#: share (``peer`` through ``match``), as a tuple; and the summary as a plain tuple.
+#: An event in transit: seq, operation, state, time, a tuple of the fields that all events of an
+#: operation share (see below), and the summary (:data:`Values`).
 Row = tuple[Any, ...]
 
-#: The summary of a tensor's values.
+#: The fields of a :class:`~distkit.events.Summary`.
 Values = tuple[tuple[float, ...], float, float, float, int, bool]
 #: The fields that all events of an operation share (``peer`` through ``match``).
 _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
@@ -31,7 +31,7 @@ _PackedRow = tuple[int, Op, State, float, int, Values | None]
 
 
 def _builtin(value: Any) -> Any:
-    """Convert NumPy scalars to Python numbers, and any other object to text."""
+    """Convert a NumPy scalar to a Python number, and any other object to text."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
@@ -53,10 +53,10 @@ def encode(value: Any) -> bytes:
     try:
         return _pack(value)
     except (UnicodeEncodeError, OverflowError):
-        return _pack(_encodable(value))
+        return _pack(_make_encodable(value))
 
 
-def _encodable(value: Any) -> Any:
+def _make_encodable(value: Any) -> Any:
     """Replace lone surrogates, which file names may contain, and integers beyond 64 bits."""
     match value:
         case str():
@@ -64,26 +64,26 @@ def _encodable(value: Any) -> Any:
         case int() if not -(1 << 63) <= value < 1 << 64:
             return str(value)
         case list() | tuple():
-            return [*map(_encodable, value)]
+            return [*map(_make_encodable, value)]
         case dict():
-            return {_encodable(key): _encodable(item) for key, item in value.items()}
+            return {_make_encodable(key): _make_encodable(item) for key, item in value.items()}
     return value
 
 
 def decode(packed: Any) -> Any:
-    """Unpack a value, with tuples for lists.
+    """Unpack a value; its lists become tuples.
 
     Raises:
         msgspec.DecodeError: the bytes are not msgpack.
     """
-    return _tuples(msgspec.msgpack.decode(packed))
+    return _to_tuples(msgspec.msgpack.decode(packed))
 
 
-def _tuples(value: Any) -> Any:
+def _to_tuples(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(map(_tuples, value))
+        return tuple(map(_to_tuples, value))
     if isinstance(value, dict):
-        return {name: _tuples(item) for name, item in value.items()}
+        return {name: _to_tuples(item) for name, item in value.items()}
     return value
 
 
@@ -106,8 +106,8 @@ def decode_rows(packed: bytes) -> list[Row]:
         msgspec.DecodeError, IndexError: the bytes contain no events.
     """
     fields, rows = _rows(packed)
-    known = [(*begin, _tuples(facts), match) for *begin, facts, match in fields]
-    return [(*row[:4], known[row[4]], row[5]) for row in rows]
+    shared = [(*begin, _to_tuples(facts), match) for *begin, facts, match in fields]
+    return [(*row[:4], shared[row[4]], row[5]) for row in rows]
 
 
 # -- the black box ---------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ SLOTS, SLOT_SIZE = 256, 512
 #: Errors raised when decoding an entry that is incomplete because its process exited.
 DECODE_ERRORS = (ValueError, IndexError, struct.error, msgspec.MsgspecError)
 
-#: Run and number of the event in the run (from 1); the event's seq, indices of its operation and
-#: state, and time; and length of its shared fields, which follow.
+#: Head of an entry: the run, the event's number in the run (from 1), its seq, the indices of its
+#: operation and state, its time, and the length of its shared fields, which follow.
 _HEAD = struct.Struct("<QQqBBdI")
 _OPS, _STATES = list(Op), list(State)
 _INDEX = {member: index for members in (_OPS, _STATES) for index, member in enumerate(members)}
@@ -139,32 +139,33 @@ class BlackBox:
         path.write_bytes(bytes(SLOTS * SLOT_SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_SIZE)
-        # by id: shared fields with their packed form, which is the costly part of an entry
+        # by id: shared fields with their packed form, which is costly to create
         self._packed: dict[int, tuple[Any, bytes]] = {}
 
-    def note(self, run: int, number: int, row: Row) -> None:
+    def store(self, run: int, number: int, row: Row) -> None:
         """Store an event's row without its values; ``number`` counts from 1 in each run."""
-        seq, op, state, at, fields, _ = row
+        seq, op, state, time, fields, _ = row
         packed = self._packed.get(id(fields))
         if packed is None:
             if len(self._packed) >= _MAX_PACKED:
                 self._packed.clear()
             packed = self._packed[id(fields)] = fields, encode(fields)
         entry = (
-            _HEAD.pack(run, number, seq, _INDEX[op], _INDEX[state], at, len(packed[1])) + packed[1]
+            _HEAD.pack(run, number, seq, _INDEX[op], _INDEX[state], time, len(packed[1]))
+            + packed[1]
         )
         if len(entry) <= SLOT_SIZE:
             offset = number % SLOTS * SLOT_SIZE
             self._memory[offset : offset + len(entry)] = entry
 
 
-def rows_in(memory: bytes, run: int, after: int) -> list[Row]:
-    """Return the rows of a run after its first ``after`` rows, unless overwritten."""
+def rows_in(memory: bytes, run: int, skip: int) -> list[Row]:
+    """Return the rows of a run after its first ``skip`` rows, unless overwritten."""
     rows = []
     for offset in range(0, len(memory), SLOT_SIZE):
-        entry_run, number, seq, op, state, at, size = _HEAD.unpack_from(memory, offset)
-        if entry_run == run and number > after:
+        entry_run, number, seq, op, state, time, size = _HEAD.unpack_from(memory, offset)
+        if entry_run == run and number > skip:
             begin = offset + _HEAD.size
             fields = decode(memory[begin : begin + size])
-            rows.append((number, (seq, _OPS[op], _STATES[state], at, fields, None)))
+            rows.append((number, (seq, _OPS[op], _STATES[state], time, fields, None)))
     return [row for _, row in sorted(rows)]

@@ -46,14 +46,14 @@ class FaultInjector:
     """Injects the faults of one rank in one run, when called before each communication."""
 
     def __init__(self, faults: Faults, rank: int) -> None:
-        self._faults, self._rank, self._done = faults, rank, 0
+        self._faults, self._rank, self._calls = faults, rank, 0
 
     def __call__(self, op: Op, nbytes: int) -> None:
         """Inject the faults due before the next communication."""
         plan, rank = self._faults, self._rank
-        if self._done == plan.kill.get(rank):
+        if self._calls == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
-        self._done += 1
+        self._calls += 1
         link_cost = 0.0 if op is Op.RECV else plan.latency + nbytes / plan.bandwidth
         pause = plan.delay.get(rank, 0.0) + link_cost
         if pause:
@@ -66,7 +66,7 @@ class FaultInjector:
             return []
         return [
             f"dk.inject_faults(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made "
-            f"only {count(self._done, 'communication')}, and the fault occurs before its "
+            f"only {count(self._calls, 'communication')}, and the fault occurs before its "
             f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
         ]
 
@@ -137,15 +137,15 @@ _KILL_SERVERS_HINT = (
 
 
 def _check(plan: Faults) -> None:
-    for name, given in (("delay", plan.delay), ("kill", plan.kill)):
-        if not isinstance(given, Mapping):
+    for name, value in (("delay", plan.delay), ("kill", plan.kill)):
+        if not isinstance(value, Mapping):
             raise ValueError(
-                f"dk.inject_faults({name}={given!r}) needs a rank: pass {{2: {given!r}}}."
+                f"dk.inject_faults({name}={value!r}) needs a rank: pass {{2: {value!r}}}."
             )
-        if wrong := [key for key in given if not isinstance(key, Integral)]:
+        if invalid := [key for key in value if not isinstance(key, Integral)]:
             raise ValueError(
-                f"dk.inject_faults({name}=…) got {wrong[0]!r}. Pass the number of a rank, or of "
-                f"a worker if there are servers: {{1: {given[wrong[0]]!r}}}. {_KILL_SERVERS_HINT}"
+                f"dk.inject_faults({name}=…) got {invalid[0]!r}. Pass the number of a rank, or of "
+                f"a worker if there are servers: {{1: {value[invalid[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
     steps = [*plan.kill.values()]
     if any(not isinstance(n, int) or n < 0 for n in steps):

@@ -13,7 +13,7 @@ attributes           before (STARTED)                after (COMPLETED)
 
 The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
 mean bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
-difference of the weights, to within about 20 %.
+difference of the weights, to within about 20%.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from distkit.recording.encoding import Values
 
-#: All steps up to this number are recorded; then the interval doubles when the step number does.
+#: All steps up to this number are recorded; then the interval doubles as the step number doubles.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
@@ -81,7 +81,7 @@ class GradientRecorder:
         self._steps = 0
         self._open: dict[str, int] = {}  # seq of each gradient's mark
         self.hooks = [
-            w.register_post_accumulate_grad_hook(partial(self._record_own, n))
+            w.register_post_accumulate_grad_hook(partial(self._record_local, n))
             for n, w in self._watched.items()
         ]
         self._record_weights()
@@ -112,7 +112,7 @@ class GradientRecorder:
             State.COMPLETED,
             attributes={"watched": "step"},
             where=user_line(2),
-            summary=_numbers(values),
+            summary=_summary_of(values),
         )
         self._record_weights()
 
@@ -134,7 +134,7 @@ class GradientRecorder:
             if gradient is not None:
                 _put(rec, rec.next_seq(), State.COMPLETED, "reference", name, gradient)
 
-    def _record_own(self, name: str, w: Tensor) -> None:
+    def _record_local(self, name: str, w: Tensor) -> None:
         """Record this rank's gradient of a parameter, before any all-reduce."""
         rec = recorder.current()
         if rec is not None and w.grad is not None and is_recorded_step(self._steps):
@@ -223,9 +223,16 @@ def _put(rec: Recorder, seq: int, state: State, kind: str, name: str, gradient: 
     )
 
 
-def _numbers(values: tuple[float, ...]) -> Values:
-    known = [v for v in values if not math.isnan(v)] or [math.nan]
-    return values, math.sqrt(sum(v * v for v in known)), min(known), max(known), len(values), False
+def _summary_of(values: tuple[float, ...]) -> Values:
+    numbers = [v for v in values if not math.isnan(v)] or [math.nan]
+    return (
+        values,
+        math.sqrt(sum(v * v for v in numbers)),
+        min(numbers),
+        max(numbers),
+        len(values),
+        False,
+    )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -1,10 +1,10 @@
-"""Detection of tensors that a program uses before it waits for their asynchronous operation.
+"""Detection of tensors that a program uses while an asynchronous operation uses them.
 
-Torch raises no error: the program reads the current memory, which often contains the right numbers.
-Until the wait, the program must not write inputs of the operation, nor read or write its outputs.
-While such operations are open, a function mode intercepts every call from Python. For calls that
-touch the memory of an open operation, a dispatch mode intercepts the operators, whose schemas show
-which arguments they read, write or only view.
+Until the program has waited for an operation, it must not write the operation's inputs, nor read or
+write its outputs. Torch raises no error: the program reads the current memory, which often contains
+the right numbers. While an operation is open, a function mode intercepts every call from Python. If
+a call uses memory of an open operation, a dispatch mode intercepts the call's operators, whose
+schemas show which arguments they read, write or only view.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Tensors = Iterable[torch.Tensor]
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An asynchronous call that its program has not waited for.
+    """An asynchronous call that the program has not waited for.
 
     ``memory`` contains the layout of each buffer, and whether the call writes it; ``versions``
-    contains the tensors that only the program changes, with torch's version counter of each.
+    contains the tensors that only the program changes, and torch's version counter of each.
     """
 
     recorder: Recorder
@@ -58,7 +58,9 @@ class OpenBuffers(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the Work's id
-        self._inside = threading.local()  # depth of intercepted calls, which disable the mode
+        self._thread = (
+            threading.local()
+        )  # has the depth of intercepted calls, which disable the mode
 
     @property
     def active(self) -> bool:
@@ -101,7 +103,7 @@ class OpenBuffers(TorchFunctionMode):
 
     def refresh(self) -> None:
         """Push or pop the mode in this thread if necessary, except inside an intercepted call."""
-        if getattr(self._inside, "depth", 0):
+        if getattr(self._thread, "depth", 0):
             return
         # keep this mode at the bottom of the stack, above torch's default device
         modes: list[Any] = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
@@ -114,15 +116,15 @@ class OpenBuffers(TorchFunctionMode):
 
     def run_backward(self, backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, which writes gradients in C++, and check the buffers afterwards."""
-        before = self._open.copy()
+        open_before = self._open.copy()
         try:
             return backward(*args, **kwargs)
         finally:
-            for key, entry in before.items():
+            for key, entry in open_before.items():
                 if self._open.get(key) is entry and _is_changed(entry[1]):
                     del self._open[key]
                     _record_use(entry[1], "backward", writes=True)
-            if self._open and self._open.keys() - before.keys():
+            if self._open and self._open.keys() - open_before.keys():
                 self.refresh()
 
     def check(self, name: str, reads: Tensors, writes: Tensors) -> None:
@@ -158,12 +160,12 @@ class OpenBuffers(TorchFunctionMode):
             return self._call(func, args, kwargs)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inside = self._inside
-        inside.depth = getattr(inside, "depth", 0) + 1
+        thread = self._thread
+        thread.depth = getattr(thread, "depth", 0) + 1
         try:
             return func(*args, **kwargs)
         finally:
-            inside.depth -= 1
+            thread.depth -= 1
 
     def _overlaps(self, values: Any) -> bool:
         """Return whether any of these tensors may overlap an open buffer."""

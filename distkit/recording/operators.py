@@ -30,8 +30,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import SPARSE, WORLD, Op
 from distkit.recording import recorder as _recorder
-from distkit.recording.pending import Pending, hook, is_user_timeout, waiting
-from distkit.recording.recorder import MACHINERY, Recorder, stored, user_line
+from distkit.recording.pending import Pending, hook, is_user_timeout, record_wait
+from distkit.recording.recorder import MACHINERY, Recorder, stored_values, user_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def object_function(frame: FrameType | None) -> str:
 
 
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the rows that an all_to_all sends to and receives from each rank; () if even."""
+    """Return how many rows an all_to_all sends to and receives from each rank; () if even."""
     outputs, inputs, *rest = args
     if isinstance(inputs, torch.Tensor):
         received, sent = rest[1], rest[2]
@@ -164,13 +164,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def describe(used: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
+def describe(values: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
     """Return shape and dtype of the first tensor, and the number of bytes of all tensors."""
-    if not used:
+    if not values:
         return (), "", 0
-    first = used[0]
+    first = values[0]
     dtype = SPARSE + _dtype(first.dtype) if first.is_sparse else _dtype(first.dtype)
-    return tuple(first.shape), dtype, sum(map(_nbytes, used))
+    return tuple(first.shape), dtype, sum(map(_nbytes, values))
 
 
 @cache
@@ -181,12 +181,12 @@ def _dtype(dtype: torch.dtype) -> str:
 def _nbytes(tensor: torch.Tensor) -> int:
     if not tensor.is_sparse:
         return tensor.nbytes
-    return tensor.detach()._indices().nbytes + stored(tensor).nbytes
+    return tensor.detach()._indices().nbytes + stored_values(tensor).nbytes
 
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage, valid while the storage exists."""
-    return int(stored(tensor).untyped_storage()._cdata)
+    return int(stored_values(tensor).untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +208,10 @@ class Groups:
         #: Called with the name and members of each group on its first use.
         self.on_group: Callable[[str, list[int]], None] = lambda name, members: None
         #: The groups in use, by name.
-        self.used: dict[str, GroupInfo] = {}
-        self._known: weakref.WeakKeyDictionary[Any, GroupInfo] = weakref.WeakKeyDictionary()
+        self.by_name: dict[str, GroupInfo] = {}
+        self._infos: weakref.WeakKeyDictionary[Any, GroupInfo] = weakref.WeakKeyDictionary()
         # the groups that the program has created, with their reference counts, by line and members
-        self._created: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
+        self._created_groups: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
 
     def add(self, group: Any) -> GroupInfo | None:
         """Register and return a group; None if torch does not know its members."""
@@ -219,20 +219,20 @@ class Groups:
         if ranks is None:
             return None
         name = WORLD if group is dist.group.WORLD else str(group.group_name)
-        known = self._known[group] = GroupInfo(name, tuple(sorted(ranks, key=ranks.__getitem__)))
-        return known
+        info = self._infos[group] = GroupInfo(name, tuple(sorted(ranks, key=ranks.__getitem__)))
+        return info
 
-    def known(self, script: Any) -> GroupInfo | None:
+    def find(self, script: Any) -> GroupInfo | None:
         """Return an operator's group; None if the program constructed it directly."""
         group = dist.ProcessGroup.unbox(script)
-        known = self._known.get(group) or self.add(group)
-        if known is not None and known.name not in self.used:
-            self.used[known.name] = known
-            self.on_group(known.name, [*known.members])
-        return known
+        info = self._infos.get(group) or self.add(group)
+        if info is not None and info.name not in self.by_name:
+            self.by_name[info.name] = info
+            self.on_group(info.name, [*info.members])
+        return info
 
     def count_leaked(self, group: weakref.ref[Any], where: str, members: Any) -> int:
-        """Register a new group and return the number of leaked ones of the same line and members.
+        """Register a group and return how many groups of the same line and members have leaked.
 
         A group that is not destroyed keeps its connections, threads and memory even if the program
         holds no reference to it, because torch holds one.
@@ -242,7 +242,7 @@ class Groups:
             where: the source line that created it.
             members: the ranks passed to ``new_group``.
         """
-        earlier = self._created[where, members]
+        earlier = self._created_groups[where, members]
         leaked = sum(
             ref() in c10d._world.pg_map and _ref_count(ref) <= count for ref, count in earlier
         )
@@ -292,7 +292,7 @@ def _store_call(
     pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
     record_start(recorder, pending, [], time.monotonic())
     limit = next((arg for arg in arguments if isinstance(arg, timedelta)), store.timeout)
-    with waiting(pending, limited=is_user_timeout(limit)):
+    with record_wait(pending, has_timeout=is_user_timeout(limit)):
         result = method(store, *args, **kwargs)
     pending.complete()
     return result

@@ -58,12 +58,12 @@ class Pending:
     __slots__ = (
         "_lock",
         "begin",
-        "called",
+        "call_time",
         "device",
-        "done",
         "fields",
         "has_values",
         "in_flight",
+        "is_done",
         "op",
         "outputs",
         "recorder",
@@ -83,22 +83,22 @@ class Pending:
     ) -> None:
         self.recorder, self.seq, self.op, self.fields = recorder, seq, op, fields
         self.outputs, self.has_values, self.device = outputs, has_values, device
-        self._lock, self.done = threading.Lock(), False
+        self._lock, self.is_done = threading.Lock(), False
         self.begin: Any = None  # event in the device's stream
-        self.called = 0.0  # time at which the host recorded ``begin`` [s]
+        self.call_time = 0.0  # time at which the host recorded ``begin`` [s]
         self.work: Any = None
         self.in_flight: tuple[InFlight, Any] | None = None  # with its deferred values
 
     def record_begin(self) -> None:
         """Record an event in the device's stream where the backend starts the operation."""
         if self.device is not None:
-            self.called, self.begin = time.monotonic(), self.device.event()
+            self.call_time, self.begin = time.monotonic(), self.device.event()
 
     def complete(self, peer: int | None = None) -> None:
         """Record the completion; ``peer`` is the sender of a receive from any source."""
         now = time.monotonic()  # before values are summarized, which takes time
         with self._lock:
-            if self.done or self.in_flight is not None:
+            if self.is_done or self.in_flight is not None:
                 return
             if peer is not None:
                 self.fields = peer, *self.fields[1:]
@@ -106,7 +106,7 @@ class Pending:
             if self.device is None or self.begin is None:
                 self._end(now, values)
             else:
-                in_flight = self.device.in_flight(self.work, self.begin, self.called)
+                in_flight = self.device.in_flight(self.work, self.begin, self.call_time)
                 self.in_flight = in_flight, values
                 self.outputs = []
                 self.recorder.in_flight.append(self)
@@ -114,15 +114,15 @@ class Pending:
     def poll(self) -> bool:
         """Record the completion if the device has finished, and return whether it is done."""
         with self._lock:
-            if self.done or self.in_flight is None:
+            if self.is_done or self.in_flight is None:
                 return True
             in_flight, values = self.in_flight
-            ended = in_flight.poll()
-            if ended is not None:
-                self._end(ended, values, ("device_seconds", in_flight.seconds))
+            end_time = in_flight.poll()
+            if end_time is not None:
+                self._end(end_time, values, ("device_seconds", in_flight.seconds))
                 # this object may live as long as its Work
                 self.work = self.in_flight = None
-            return ended is not None
+            return end_time is not None
 
     def is_in_this_stream(self) -> bool:
         """Return whether this thread's current stream waits for the operation."""
@@ -130,8 +130,8 @@ class Pending:
         return in_flight is not None and device is not None and in_flight[0].stream == device.stream
 
     def _end(self, end_time: float, values: Any, *facts: tuple[str, Any]) -> None:
-        self.done, fields = True, self.fields
-        if values is not None and type(values) is not tuple:  # they arrive later
+        self.is_done, fields = True, self.fields
+        if values is not None and type(values) is not tuple:  # the values arrive later
             facts = *facts, ("memory", values.memory)
         if facts:
             *call, where, attributes, match = fields
@@ -141,20 +141,20 @@ class Pending:
     def fail(self) -> None:
         """Record that the operation failed."""
         with self._lock:
-            if not self.done:
-                self.done = True
+            if not self.is_done:
+                self.is_done = True
                 now = time.monotonic()
                 self.recorder.put(self.seq, self.op, State.FAILED, now, self.fields)
 
 
-class waiting:
+class record_wait:
     """Records that this thread waits for operations; an exception marks them as failed."""
 
-    def __init__(self, *operations: Pending, limited: bool = False) -> None:
-        self._operations, self._limited = operations, limited
+    def __init__(self, *operations: Pending, has_timeout: bool = False) -> None:
+        self._operations, self._has_timeout = operations, has_timeout
 
     def __enter__(self) -> None:
-        self._operations[0].recorder.begin_wait(*self._operations, limited=self._limited)
+        self._operations[0].recorder.begin_wait(*self._operations, has_timeout=self._has_timeout)
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None:
@@ -180,7 +180,7 @@ _MAX_REPORTED = 100
 
 _FUNCTIONS = [f for f in vars(c10d).values() if type(f) is FunctionType]
 
-#: Files of functions between the program and those of torch.distributed: decorators and tools.
+#: Files of functions between the program and torch.distributed's functions, such as decorators.
 _WRAPPER_FILES = (
     c10d.__file__,
     overrides.__file__,
@@ -224,6 +224,6 @@ class UnwaitedCollectives:
             self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
-        """Return the seqs of calls not waited for; for a group, only those whose work is alive."""
+        """Return the seqs of calls not waited for; for a group, only calls whose Work is alive."""
         alive = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
         return sorted([*(self._collected if group == WORLD else ()), *alive])[:_MAX_REPORTED]

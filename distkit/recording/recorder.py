@@ -74,15 +74,15 @@ Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 class Wait:
     """A thread's wait for the first of ``operations`` that is not done.
 
-    An operation has the attributes ``seq``, ``op``, ``fields`` and ``done`` of a :class:`Pending`.
-    ``is_waiting`` returns whether the thread is still waiting; it is set if the end of the wait is
-    not observable.
-    ``limited`` means that the program has set a timeout and is expected to handle it.
+    An operation has the attributes ``seq``, ``op``, ``fields`` and ``is_done`` of a
+    :class:`Pending`. ``is_waiting`` returns whether the thread is still waiting; it is set if the
+    end of the wait is not observable. ``has_timeout`` is True if the program has set a timeout and
+    is expected to handle it.
     """
 
     operations: Sequence[Any]
     since: float
-    limited: bool = False
+    has_timeout: bool = False
     is_waiting: Callable[[], bool] | None = None
     recorded_seq: int = -1  # seq of the operation recorded as blocked
 
@@ -127,7 +127,7 @@ class Recorder:
         """Return the number of the next operation."""
         return next(self._seq)
 
-    def shared(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    def share(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a shared tuple equal to ``fields``, so a loop's fields are packed only once."""
         if len(self._fields) > MAX_SHARED_FIELDS:
             self._fields.clear()
@@ -159,15 +159,15 @@ class Recorder:
         seq: int,
         op: Op,
         state: State,
-        at: float,
+        timestamp: float,
         fields: tuple[Any, ...],
         summary: Values | DeferredSummary | None = None,
     ) -> None:
-        """Record a transition on the fast path; ``fields`` contains those from peer to match."""
+        """Record a transition on the fast path; ``fields`` are those from ``peer`` to ``match``."""
         if len(self._rows) >= self.limit:
             self.dropped += 1
             return
-        row = seq, op, state, at, fields, summary
+        row = seq, op, state, timestamp, fields, summary
         self._rows.append(row)
         if summary is not None and type(summary) is not tuple:
             self._has_deferred = True
@@ -175,9 +175,9 @@ class Recorder:
         if self._copy_to is not None and state is not State.SCHEDULED:  # a STARTED event follows
             self._copy_to(number, row)
 
-    def count_missing(self, what: str) -> None:
+    def count_missing(self, description: str) -> None:
         """Count a missing part of the trace, by the first line of its description."""
-        line = what.partition("\n")[0][:200]
+        line = description.partition("\n")[0][:200]
         if line in self.unrecorded or len(self.unrecorded) < MAX_UNRECORDED:
             self.unrecorded[line] += 1
 
@@ -193,9 +193,10 @@ class Recorder:
     def summarize(self, *tensors: Tensor) -> Values | DeferredSummary | None:
         """Summarize tensors and charge the CPU time to the budget of :meth:`may_summarize`.
 
-        One call costs at most :data:`BUDGET`: the first on a GPU takes longer to load the kernels.
+        At most :data:`BUDGET` is charged for a call, because the first one on a GPU takes longer to
+        load the kernels.
         """
-        began = time.thread_time()  # does not count the time of other processes
+        start = time.thread_time()  # does not count the time of other processes
         torch = sys.modules["torch"]
         try:
             with torch._C.DisableTorchFunction():
@@ -207,18 +208,20 @@ class Recorder:
             self.count_missing(f"values: {type(error).__name__}: {error}")
             return None
         finally:
-            self._cpu_time += min(time.thread_time() - began, BUDGET)
+            self._cpu_time += min(time.thread_time() - start, BUDGET)
 
-    # -- waiting ------------------------------------------------------------------
+    # -- waits --------------------------------------------------------------------
 
     def begin_wait(
         self,
         *operations: Any,
-        limited: bool = False,
+        has_timeout: bool = False,
         is_waiting: Callable[[], bool] | None = None,
     ) -> None:
         """Record that this thread waits for these operations."""
-        self.waits[threading.get_ident()] = Wait(operations, time.monotonic(), limited, is_waiting)
+        self.waits[threading.get_ident()] = Wait(
+            operations, time.monotonic(), has_timeout, is_waiting
+        )
         if self.stepped:
             self.request_flush()
 
@@ -243,7 +246,7 @@ class Recorder:
         if not blocked_seqs or (main not in blocked_seqs and idle is None):
             return None
         blocked_waits = [waits[thread] for thread in blocked_seqs]
-        if any(w.limited for w in blocked_waits) or any(
+        if any(w.has_timeout for w in blocked_waits) or any(
             t.ident not in blocked_seqs for t in busy_threads()
         ):
             return None  # the rank may continue without others
@@ -260,7 +263,7 @@ class Recorder:
         """
         if now - wait.since < BLOCKED_AFTER and not self.stepped:
             return None
-        operation = next((o for o in wait.operations if not o.done), None)
+        operation = next((o for o in wait.operations if not o.is_done), None)
         if operation is None or not (wait.is_waiting is None or wait.is_waiting()):
             return None
         if wait.recorded_seq != operation.seq:
@@ -376,7 +379,7 @@ def set_current(recorder: Recorder | None) -> None:
 
 @contextmanager
 def mark(label: str) -> Iterator[None]:
-    """Show computation next to the communication, as a labeled span.
+    """Record the computation in the block as a labeled span, shown next to the communication.
 
     Outside a recorded run, this does nothing.
 
@@ -413,14 +416,14 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     """
     import numpy as np  # lazy: the notebook's kernel does not need numpy here
 
-    tensors = tuple(map(stored, tensors))
+    tensors = tuple(map(stored_values, tensors))
     size = sum(t.numel() for t in tensors)
     if size == 0:
         return None
     sampled = size > EXACT
     width = tensors[0].shape[-1] if tensors[0].dim() else 1
     stride = _stride(size, _SAMPLE, width) if sampled else 1
-    parts = [_flat(t, stride) for t in tensors if t.numel()]
+    parts = [_flatten(t, stride) for t in tensors if t.numel()]
     if tensors[0].device.type != "cpu":
         from distkit.recording.device import DeferredSummary  # lazy
 
@@ -434,7 +437,7 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     return tuple(values), norm, float(flat.min()), float(flat.max()), size, sampled
 
 
-def stored(tensor: Tensor) -> Tensor:
+def stored_values(tensor: Tensor) -> Tensor:
     """Return a dense tensor, or the stored values of a sparse tensor."""
     return tensor.detach()._values() if tensor.is_sparse else tensor
 
@@ -447,7 +450,7 @@ def _stride(size: int, limit: int, width: int) -> int:
     return stride
 
 
-def _flat(tensor: Tensor, stride: int) -> Any:
+def _flatten(tensor: Tensor, stride: int) -> Any:
     """Return every stride-th element as a flat numpy array of floats; on a GPU, as a tensor."""
     t = tensor.detach() if tensor.requires_grad else tensor
     if stride > 1:
@@ -543,11 +546,11 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
 
     The caller is the innermost user line outside distkit.
     """
-    *before, where, facts, match = fields
+    *call, where, facts, match = fields
     for frame, line in walk_stack(sys._getframe(1)) if where.startswith(PACKAGE_PATHS) else ():
         file = frame.f_code.co_filename
         if not file.startswith(PACKAGE_PATHS) and is_user_file(file):
-            return *before, where, (*(facts or ()), ("caller", f"{file}:{line}")), match
+            return *call, where, (*(facts or ()), ("caller", f"{file}:{line}")), match
     return fields
 
 
@@ -619,7 +622,7 @@ class Flusher:
         pack: Callable[[list[Row]], Any] = encode_rows,
     ) -> None:
         self._recorder, self._emit, self._period, self._pack = recorder, emit, period, pack
-        self._is_closing, self._flushing = False, threading.Lock()
+        self._is_closing, self._flush_lock = False, threading.Lock()
         self._wakeup = threading.Semaphore(0)
         recorder.request_flush = self._wakeup.release
         self._thread = threading.Thread(target=self._work, name="distkit-flusher", daemon=True)
@@ -637,7 +640,7 @@ class Flusher:
 
     def flush(self, last: bool = False) -> None:
         """Send the collected events now."""
-        with self._flushing:
+        with self._flush_lock:
             if self._recorder.in_flight:
                 self._recorder.poll()
             blocked = self._recorder.blocked()  # before draining, so the rows include its event

@@ -1,7 +1,7 @@
 """The tap records every torch.distributed call by hooking torch's dispatcher.
 
-Every communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2,
-DTensor, functional and compiled collectives) passes through the operators of the ``c10d`` library.
+All communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2, DTensor,
+functional and compiled collectives) passes through the operators of the ``c10d`` library.
 The tap registers a Python function for each operator at the dispatch key ``BackendSelect``, which
 is below autograd, inference mode, tensor subclasses and modes, and above all backends. The function
 records the call and redispatches it to the backend. Computation is not intercepted.
@@ -52,8 +52,8 @@ from distkit.recording.pending import (
     UnwaitedCollectives,
     hook,
     is_user_timeout,
+    record_wait,
     returns_to_user,
-    waiting,
 )
 from distkit.recording.recorder import (
     Facts,
@@ -102,7 +102,7 @@ class Tap:
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
-        #: Messages that programs never waited for: gloo drops a message whose work is destroyed.
+        #: Messages that programs never waited for. gloo would drop a message with its Work.
         self._unwaited_messages: list[Any] = []
         self.reset()
 
@@ -157,7 +157,7 @@ class Tap:
         self._pending: dict[int, tuple[Any, Pending]] = {}
         # by group: the thread that calls collectives, 0 for several
         self._threads: dict[str, int] = {}
-        self._limited: set[str] = set()  # groups with a short timeout
+        self._groups_with_timeout: set[str] = set()  # groups with a short timeout
         self._backward = -1  # id of the backward pass of the latest call
         self._sent_in_backward: list[tuple[Any, Pending]] = []  # sent by DDP's reducer
 
@@ -171,17 +171,17 @@ class Tap:
         if recorder is None or is_meta:
             return redispatch(keys, *args)
         recorder.end_wait()  # calls are nested under use_algorithm
-        called, pending = time.monotonic(), self._record_call(recorder, call, args)
+        call_time, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
             return redispatch(keys, *args)
         _check_peer(call, args, pending)
         read = _read_tensors(call, args, pending) if pending.has_values else []
-        self._record_start(recorder, pending, read, called)
+        self._record_start(recorder, pending, read, call_time)
         if not (self.on_gloo or pending.device is None):
             pending.record_begin()
         if call.blocks or pending.begin is not None:
             limit = None if call.limit is None else args[call.limit]
-            recorder.begin_wait(pending, limited=is_user_timeout(limit))
+            recorder.begin_wait(pending, has_timeout=is_user_timeout(limit))
         try:
             result = redispatch(keys, *args)
         except BaseException:
@@ -212,21 +212,25 @@ class Tap:
         self, recorder: Recorder, call: Call, args: tuple[Any, ...], caller: FrameType
     ) -> Pending | None:
         thread, in_backward = threading.get_ident(), torch._C._current_graph_task_id() >= 0
-        group = self.groups.known(args[call.group])
+        group = self.groups.find(args[call.group])
         if group is None:
             recorder.count_missing("calls on directly constructed process groups are not recorded")
             return None
         outputs = tensors(args, call.outputs)
-        used = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
+        call_tensors = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         if call.op not in P2P:
             self.collectives[group.name] += 1
             if not in_backward and self._threads.get(group.name) != thread:
                 self._check_thread(group.name, thread)  # autograd uses separate threads
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
-        shape, dtype, nbytes = describe(used)
-        device = None if not used or used[0].is_cpu else _device_of(used[0].device)
-        has_values = bool(used)
+        shape, dtype, nbytes = describe(call_tensors)
+        device = (
+            None
+            if not call_tensors or call_tensors[0].is_cpu
+            else _device_of(call_tensors[0].device)
+        )
+        has_values = bool(call_tensors)
         facts = _facts(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
             facts = (*facts, *splits(args))
@@ -238,7 +242,7 @@ class Tap:
         where = line_of(caller) or main_thread_line()
         fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
         pending = Pending(
-            recorder, seq, call.op, recorder.shared(fields), outputs, has_values, device
+            recorder, seq, call.op, recorder.share(fields), outputs, has_values, device
         )
         if self._buffers.active:
             self._buffers.check(
@@ -255,21 +259,23 @@ class Tap:
             self.on_threads(group)
 
     def _record_start(
-        self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], called: float
+        self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], call_time: float
     ) -> None:
         """Record the call, run the ``before`` callbacks, and record the start in the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
         values = recorder.summarize(*read) if read else None
         if recorder.stepped:
-            recorder.put(seq, op, State.SCHEDULED, called, with_caller(fields), values)
+            recorder.put(seq, op, State.SCHEDULED, call_time, with_caller(fields), values)
         else:
-            recorder.put(seq, op, State.SCHEDULED, called, fields)
+            recorder.put(seq, op, State.SCHEDULED, call_time, fields)
         for callback in self.before:
             callback(op, fields[2])
         recorder.put(seq, op, State.STARTED, time.monotonic(), fields, values)
         if self.call_context is not None:
             try:
-                self.call_context.before_call(pending, limited=fields[1] in self._limited)
+                self.call_context.before_call(
+                    pending, has_timeout=fields[1] in self._groups_with_timeout
+                )
             except Exception as error:
                 recorder.count_missing(f"context of {op}: {type(error).__name__}: {error}")
 
@@ -327,7 +333,7 @@ class Tap:
             recorder: the recorder of this rank.
             work: the Work that the call returned.
             pending: the call.
-            separate: whether the program waits for it independently of the reducer.
+            separate: whether the program waits for the call independently of the reducer.
         """
         backward = torch._C._current_graph_task_id()
         if separate or backward < 0:
@@ -352,7 +358,7 @@ class Tap:
     def _after_backward(self, recorder: Recorder, calls: int) -> None:
         if calls:
             if calls == 1:  # the reducer next waits for all buckets of this backward pass
-                recorder.begin_wait(*(p for _, p in self._pending.values() if not p.done))
+                recorder.begin_wait(*(p for _, p in self._pending.values() if not p.is_done))
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._after_backward(recorder, calls - 1))
             return
@@ -405,13 +411,13 @@ class Tap:
         self.unwaited.forget(work)
 
     def _wait_for(
-        self, works: list[tuple[Any, Pending]], limited: bool, wait: Callable[[], Any]
+        self, works: list[tuple[Any, Pending]], has_timeout: bool, wait: Callable[[], Any]
     ) -> Any:
         """Wait for operations and record the wait and their completions."""
         pendings = [pending for _, pending in works]
-        limited = limited or any(p.fields[1] in self._limited for p in pendings)
+        has_timeout = has_timeout or any(p.fields[1] in self._groups_with_timeout for p in pendings)
         try:
-            with waiting(*pendings, limited=limited):
+            with record_wait(*pendings, has_timeout=has_timeout):
                 result = wait()
         except BaseException:
             self.broken = True
@@ -424,7 +430,7 @@ class Tap:
         """Return the sender of the message that matched a receive from any source."""
         if pending.op is not Op.RECV or pending.fields[0] is not None:
             return None
-        return self.groups.used[pending.fields[1]].rank(work._source_rank())
+        return self.groups.by_name[pending.fields[1]].rank(work._source_rank())
 
     def wait_for_gpu(self, limit: float = math.inf) -> None:
         """Wait up to ``limit`` seconds for the GPU to finish the operations in flight."""
@@ -432,9 +438,9 @@ class Tap:
         in_flight = [] if recorder is None else list(recorder.in_flight)
         if recorder is None or not in_flight:
             return
-        end = time.monotonic() + limit
-        with waiting(*in_flight):
-            while recorder.in_flight and time.monotonic() < end:
+        deadline = time.monotonic() + limit
+        with record_wait(*in_flight):
+            while recorder.in_flight and time.monotonic() < deadline:
                 recorder.poll()
                 time.sleep(POLL_INTERVAL)
 
@@ -472,19 +478,19 @@ class Tap:
         """Run a call that waits for the work in this thread's stream, or in all streams."""
         recorder = _recorder.current()
         in_flight = [] if recorder is None else list(recorder.in_flight)
-        awaited = [p for p in in_flight if all_streams or p.is_in_this_stream()]
-        if not awaited:
+        operations = [p for p in in_flight if all_streams or p.is_in_this_stream()]
+        if not operations:
             return wait(*args, **kwargs)
-        with waiting(*awaited):
+        with record_wait(*operations):
             return wait(*args, **kwargs)
 
     def _wait_tensor_hook(
         self, redispatch: Callable[..., Any], keys: Any, tensor: torch.Tensor
     ) -> Any:
         """Record the wait for a functional collective, given one of its output tensors."""
-        waited = self._pop_pending(tensor) if _recorder.current() is not None else []
+        works = self._pop_pending(tensor) if _recorder.current() is not None else []
         wait = partial(redispatch, keys - _KEY, tensor)
-        return self._wait_for(waited, False, wait) if waited else wait()
+        return self._wait_for(works, False, wait) if works else wait()
 
     def _pop_pending(self, tensor: torch.Tensor) -> list[tuple[Any, Pending]]:
         """Remove and return the pending operations that write this tensor's storage."""
@@ -513,17 +519,17 @@ class Tap:
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
-        with waiting(pending, limited=is_user_timeout(limit)):
+        with record_wait(pending, has_timeout=is_user_timeout(limit)):
             group = create(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):
             self.groups.add(group)
-            given_to_users = returns_to_user(sys._getframe(1))
-            if given_to_users and (
+            is_returned_to_user = returns_to_user(sys._getframe(1))
+            if is_returned_to_user and (
                 leaked := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
                 pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
             if is_user_timeout(limit):
-                self._limited.add(group.group_name)
+                self._groups_with_timeout.add(group.group_name)
         pending.complete()
         return group
 
@@ -540,7 +546,7 @@ class Tap:
 
     def _unfinished(self, group: str) -> tuple[int, ...]:
         """Return the seqs of unfinished calls on a group, or on all groups for the world."""
-        messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.done]
+        messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.is_done]
         seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
         return tuple(sorted([*seqs, *self.unwaited.calls(group)]))
 
@@ -580,25 +586,25 @@ def _device_of(device: torch.device) -> Device:
 
 
 def _capture_begin(
-    queries: threading.Lock, capture_begin: Callable[..., Any], *args: Any, **kwargs: Any
+    query_lock: threading.Lock, capture_begin: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Begin a capture and disable event queries until it ends."""
-    queries.acquire()
+    query_lock.acquire()
     try:
         return capture_begin(*args, **kwargs)
     except BaseException:
-        queries.release()
+        query_lock.release()
         raise
 
 
 def _capture_end(
-    queries: threading.Lock, capture_end: Callable[..., Any], *args: Any, **kwargs: Any
+    query_lock: threading.Lock, capture_end: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     try:
         return capture_end(*args, **kwargs)
     finally:
         with suppress(RuntimeError):  # the capture had not begun
-            queries.release()
+            query_lock.release()
 
 
 def _future_of(work: Any) -> Any:

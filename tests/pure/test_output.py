@@ -25,7 +25,7 @@ def test_fragments_are_joined_to_lines() -> None:
 
 
 def test_kept_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT", 10)
+    monkeypatch.setattr(module, "MAX_OUTPUT", 10)
     buffer = OutputBuffer()
     for _ in range(5):
         buffer.add(0, "stdout", "1234")

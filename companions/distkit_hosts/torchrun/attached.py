@@ -118,7 +118,7 @@ class Attached:
             self._temporary = [folder / f"{name}.box", folder / f"{name}.fault"]
             self._box = BlackBox(self._temporary[0])
             self._fault = self._temporary[1].open("wb")
-            self._recorder = Recorder(launched.rank, copy_to=partial(self._box.note, 1))
+            self._recorder = Recorder(launched.rank, copy_to=partial(self._box.store, 1))
             self._control = ControlSocket(self._recorder, self._release)
             about["socket"] = self._control.path
             self._file = RankFile(folder / f"{name}{SUFFIX}", about)

@@ -38,7 +38,7 @@ from distkit.cluster.runs.outcome import (
     Outcome,
     Released,
     describe,
-    released_in,
+    describe_position,
     text,
 )
 from distkit.errors import NotPicklableError
@@ -139,7 +139,7 @@ class Rank:
         self.outbox.emit(
             run,
             "outcome",
-            Outcome(self.spec.rank, error=released_in(threading.main_thread().ident or 0)),
+            Outcome(self.spec.rank, error=describe_position(threading.main_thread().ident or 0)),
         )
         self.outbox.drain()
         os.killpg(0, signal.SIGKILL)
@@ -255,7 +255,9 @@ class Rank:
             return
         run = options["run"]
         run_recorder = Recorder(
-            self.spec.rank, copy_to=partial(self._box.note, run), stepped=options.get("step", False)
+            self.spec.rank,
+            copy_to=partial(self._box.store, run),
+            stepped=options.get("step", False),
         )
         flusher = Flusher(run_recorder, emit)
         self._close_record = flusher.close

@@ -48,12 +48,12 @@ MAX_REPLACEMENTS = 3
 #: State of the cluster after a failed run, in error messages.
 READY = "the cluster is ready for the next run"
 
-#: Prepares msgspec's conversion: its first use is not thread-safe, and listeners convert outcomes.
+# the first conversion is not thread-safe, and several threads convert outcomes
 msgspec.convert({"rank": 0}, Outcome)
 
 
 class RankController:
-    """The owner of a run's ranks."""
+    """Interface to the processes of a run's ranks."""
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Open the gates of these ranks ``count`` times, or permanently if None."""
@@ -79,11 +79,11 @@ class Conductor:
         number: number of the run; messages of other runs are ignored.
         ranks: the participating ranks.
         info: facts about the cluster, for the trace.
-        stepped: every rank pauses before each communication.
-        wait_forever: do not end the run when its ranks are deadlocked.
+        stepped: whether every rank pauses before each communication.
+        wait_forever: whether the run continues when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
         conclusion: clause about the cluster after the run, for error messages.
-        is_cell: the run executes a ``%%ranks`` cell, whose processes persist.
+        is_cell: whether the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
     def __init__(
@@ -246,9 +246,9 @@ class Conductor:
         if rank in self._killed:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
-            how = exit_cause(status, expected=rank in self._expected_exits, log=log)
-            if not self._request_replacement(rank, how):
-                self.add_outcome(Outcome(rank, died=how, died_at=died_at, log=log))
+            cause = exit_cause(status, expected=rank in self._expected_exits, log=log)
+            if not self._request_replacement(rank, cause):
+                self.add_outcome(Outcome(rank, died=cause, died_at=died_at, log=log))
 
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
@@ -260,7 +260,7 @@ class Conductor:
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]
         return ""
 
-    def _request_replacement(self, rank: int, how: str) -> bool:
+    def _request_replacement(self, rank: int, cause: str) -> bool:
         """Request a replacement of a rank, if its store's policy and the run's state allow it."""
         with self.changed:
             if (
@@ -273,11 +273,11 @@ class Conductor:
                 or self.deadlock
             ):
                 return False
-            self._pending_replacements[rank] = how
+            self._pending_replacements[rank] = cause
             self.changed.notify_all()
             return True
 
-    # -- conducting --------------------------------------------------------------
+    # -- control -----------------------------------------------------------------
 
     def conduct(self, controller: RankController) -> None:
         """Control the run until it ends; when one rank fails, release the others."""
@@ -340,11 +340,11 @@ class Conductor:
         with self.changed:
             self.changed.wait_for(condition, timeout)
 
-    def _replace(self, controller: RankController, rank: int, how: str) -> None:
+    def _replace(self, controller: RankController, rank: int, cause: str) -> None:
         """Replace a rank's process: fail its pending operations, and start another process."""
-        began = time.monotonic()
-        self.live.fail_pending(rank, began)
-        self._begin_process(rank, how, began)
+        start = time.monotonic()
+        self.live.fail_pending(rank, start)
+        self._begin_process(rank, cause, start)
         self.on_end()
         self.watchdog.forget(rank)
         self._expected_exits.discard(rank)
@@ -352,16 +352,16 @@ class Conductor:
             controller.replace(self, rank, self.incarnation(rank))
         except DistkitError as error:
             self.add_outcome(
-                Outcome(rank, died=f"{how}; a replacement could not be started: {error}")
+                Outcome(rank, died=f"{cause}; a replacement could not be started: {error}")
             )
-        self.live.mark_replacement(rank, began, time.monotonic())
+        self.live.mark_replacement(rank, start, time.monotonic())
         self.on_end()
 
-    def _begin_process(self, node: int, how: str, began: float) -> None:
+    def _begin_process(self, node: int, cause: str, start: float) -> None:
         """Record that a new process of this node starts, and how the previous one exited."""
         self.live.begin_process(node)
         self.replacements.append(
-            Replacement(node, self.live.info.ranks[node].name, how, self.live.clock(began))
+            Replacement(node, self.live.info.ranks[node].name, cause, self.live.clock(start))
         )
 
     # -- conclusion ----------------------------------------------------------------
@@ -370,8 +370,8 @@ class Conductor:
         """Determine the run's error; earlier checks take precedence."""
         self.seconds = time.perf_counter() - self._started
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
-        ended = [*self.outcomes.values(), *unresponsive]
-        outcomes = sorted(ended, key=lambda o: o.rank)
+        all_outcomes = [*self.outcomes.values(), *unresponsive]
+        outcomes = sorted(all_outcomes, key=lambda o: o.rank)
         self._add_final_facts(outcomes)
         if not (self.failed or unresponsive or self.deadlock or self._interrupted):
             return
@@ -398,19 +398,19 @@ class Conductor:
                 self.trace,
             )
         elif self.failed or unresponsive:
-            self.error = report.run_error(self.name, ended, self.trace)
+            self.error = report.run_error(self.name, all_outcomes, self.trace)
 
     def _add_final_facts(self, outcomes: list[Outcome]) -> None:
-        """Add to the trace the facts that the ranks reported when they ended."""
+        """Add the facts that the ranks reported when they ended to the trace."""
 
-        def reported(name: str) -> dict[Any, Any]:
+        def facts(name: str) -> dict[Any, Any]:
             return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
 
         self.live.update(
-            dropped=reported("dropped") | ({"notebook": n} if (n := self.live.dropped) else {}),
-            without_values=reported("without_values"),
-            unwaited={rank: [*calls] for rank, calls in reported("unwaited").items()},
-            unrecorded=reported("unrecorded"),
+            dropped=facts("dropped") | ({"notebook": n} if (n := self.live.dropped) else {}),
+            without_values=facts("without_values"),
+            unwaited={rank: [*calls] for rank, calls in facts("unwaited").items()},
+            unrecorded=facts("unrecorded"),
             seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),

@@ -1,4 +1,4 @@
-"""The outcome of a function on one rank as plain data, and what it says about the rank's end.
+"""The outcome of a function on one rank as plain data, and the rank's end according to it.
 
 Exceptions are the user's objects: ``__str__`` may raise, exit the process or not return a string.
 """
@@ -22,7 +22,8 @@ from distkit.errors import PACKAGE_PATHS, is_generated
 from distkit.recording.recorder import is_user_file
 from distkit.trace.info import RankEnd
 
-#: Maximum length of a text [characters] and of a traceback, which keeps the innermost frames.
+#: Maximum length of a text [characters], and maximum number of frames of a traceback, which keeps
+#: the innermost frames.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
 #: Maximum number of causes of an exception, and of its notes.
@@ -41,7 +42,7 @@ SIGINT = "signal SIGINT"
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 #: Files of frames between a rank and the user's function or script.
-_OWN_FILES = (str(Path(__file__).parents[1]), runpy.run_path.__code__.co_filename)
+_RANK_FILES = (str(Path(__file__).parents[1]), runpy.run_path.__code__.co_filename)
 
 #: File, line number, function and source of a frame.
 Frame = tuple[str, int, str, "str | None"]
@@ -127,7 +128,7 @@ def describe(error: BaseException, *, released: bool, hint: str = "") -> Failure
     )
 
 
-def released_in(thread: int) -> Failure:
+def describe_position(thread: int) -> Failure:
     """Describe the position of a thread, as if :class:`Released` were raised there."""
     stack = traceback.extract_stack(sys._current_frames().get(thread), MAX_FRAMES)
     return Failure("Released", frames=_frames(stack), time=time.monotonic(), released=True)
@@ -152,7 +153,7 @@ def printable(text: str) -> str:
 
 
 def _safe_str(value: object) -> str:
-    """Return the text of a user's object, or an explanation why it has none."""
+    """Return the text of a user's object, or the reason why it has none."""
     try:
         return printable(str.__str__(str(value)))
     except BaseException as e:  # its __str__ may even exit
@@ -168,7 +169,7 @@ def _frames(stack: Iterable[traceback.FrameSummary]) -> list[Frame]:
     return [
         (f.filename, f.lineno or 0, f.name, f.line)
         for f in stack
-        if not f.filename.startswith(_OWN_FILES)
+        if not f.filename.startswith(_RANK_FILES)
     ]
 
 
@@ -189,10 +190,10 @@ def exit_cause(status: int, *, expected: bool = False, log: str = "") -> str:
         return (
             "it closed descriptors that distkit needs, as os.closerange() does, or changed modules"
         )
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     if sizes := _LARGER.search(log):
-        how += f": gloo received {sizes[1]} bytes where {sizes[2]} were expected"
-    return how
+        cause += f": gloo received {sizes[1]} bytes where {sizes[2]} were expected"
+    return cause
 
 
 def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
@@ -233,9 +234,9 @@ def crash_frames(log: str) -> list[Frame]:
 def line_in(frames: list[Frame]) -> str:
     """Return the innermost line of user code, not of an installed package or of Cython.
 
-    A line of distkit's reference implementations counts only if there is no other.
+    A line of distkit's reference implementations is returned only if there is no other.
     """
-    known = sorted(
+    user_lines = sorted(
         (
             (file, number)
             for file, number, function, _ in reversed(frames)
@@ -244,7 +245,7 @@ def line_in(frames: list[Frame]) -> str:
         ),
         key=lambda line: line[0].startswith(PACKAGE_PATHS),
     )
-    if not (known or frames):
+    if not (user_lines or frames):
         return ""
-    file, number = known[0] if known else frames[-1][:2]
+    file, number = user_lines[0] if user_lines else frames[-1][:2]
     return line_label(f"{file}:{number}")

@@ -64,7 +64,7 @@ class ProcessHost:
         return None
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
-        """Return the machine's fields of Spec for a rank."""
+        """Return the fields of a rank's Spec that depend on the machine."""
         return {"folder": self.folder, **inherited()}
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
@@ -116,8 +116,8 @@ class Ranks(RankController):
         #: Role and number of each server and of the scheduler, by node.
         self.servers = dict(enumerate(servers if plan.servers else (), plan.ranks))
         self.run: Conductor | None = None
-        #: Messages of servers that have registered before the call is sent.
-        self._early: list[tuple[int, str, Any]] = []
+        #: Messages from servers that arrive before the call is sent.
+        self._early_messages: list[tuple[int, str, Any]] = []
         self._early_lock = threading.Lock()
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
@@ -181,7 +181,7 @@ class Ranks(RankController):
     def _node(self, role: str, i: int, host: ProcessHost, incarnation: int = 0) -> Node:
         from distkit.kvstore import Node
 
-        known = host.address and self._endpoint.done()
+        is_known = host.address and self._endpoint.done()
         return Node(
             role,
             i,
@@ -191,7 +191,7 @@ class Ranks(RankController):
             keys=self._keys,
             incarnation=incarnation,
             address=host.address,
-            scheduler_endpoint=self._endpoint.result() if known else "",
+            scheduler_endpoint=self._endpoint.result() if is_known else "",
         )
 
     def _wait_for_scheduler(self, child: Child) -> None:
@@ -221,7 +221,7 @@ class Ranks(RankController):
         )
 
     def host(self, node: int) -> ProcessHost:
-        """Return the machine of a rank, a server or the scheduler, which is on the first one."""
+        """Return the machine of a rank or server, or of the scheduler, which is on the first."""
         role, i = self.servers.get(node, ("rank", node))
         if role == "scheduler":
             return self.hosts[0]
@@ -248,7 +248,7 @@ class Ranks(RankController):
         options: dict[str, Any],
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send the call to every rank; another thread passes their messages to ``run``.
+        """Send the call to every rank; another thread passes the ranks' messages to ``run``.
 
         ``on_ended`` is called after the run and its processes have ended.
         """
@@ -256,7 +256,7 @@ class Ranks(RankController):
         run.live.offset = lambda rank: self.host(rank).clock
         with self._early_lock:
             self.run = run
-            for message in self._early:
+            for message in self._early_messages:
                 run.handle_event(*message)
         for node, child in self.children.items():
             if child.status is not None:  # it exited before this call
@@ -323,10 +323,10 @@ class Ranks(RankController):
         After the command "quiesce" they also stop recording. Wait up to ``timeout`` seconds for
         each.
         """
-        running = [c for n in self.servers if (c := self.children[n]).status is None]
-        for child in running:
+        live_servers = [c for n in self.servers if (c := self.children[n]).status is None]
+        for child in live_servers:
             child.send(command)
-        for _ in running:
+        for _ in live_servers:
             self._flushed.acquire(timeout=timeout)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
@@ -356,7 +356,7 @@ class Ranks(RankController):
             case kind, data:
                 with self._early_lock:
                     if self.run is None:
-                        self._early.append((node, kind, data))
+                        self._early_messages.append((node, kind, data))
                     else:
                         self.run.handle_event(node, kind, data)
 

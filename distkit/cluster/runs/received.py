@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from distkit.trace.trace import Trace
 
 #: Maximum number of events of a trace; later events are only counted.
-LIMIT = 2_000_000
+MAX_EVENTS = 2_000_000
 
 #: A line of output: rank, "stdout" or "stderr", text.
 OutputLine = tuple[int, str, str]
 
 #: Maximum number of characters per rank for ``run.output``.
-MAX_KEPT = 10_000_000
+MAX_OUTPUT = 10_000_000
 
-#: Maximum number of lines of a rank in a notebook; too much output makes it unusable.
+#: Maximum number of a rank's lines that a notebook shows; too much output makes it unusable.
 MAX_LINES = 1_000
 
 
 class LiveTrace:
     """The event buffer of a run.
 
-    Rows stay packed until they are read: on a busy machine, unpacking would slow down the ranks.
+    Rows stay packed until they are read, because unpacking would slow down ranks on a busy machine.
 
     Args:
         info: initial facts about the run.
@@ -48,7 +48,7 @@ class LiveTrace:
 
     def __init__(self, info: RunInfo) -> None:
         self.info, self._info_lock = structs.replace(info, groups={}), threading.RLock()
-        #: Converts the ranks' times to the trace's; in a stepped run it excludes the pauses.
+        #: Converts ranks' times to times of the trace, which exclude the pauses of a stepped run.
         self.clock: Callable[[float], float] = float
         #: Offset of the clock of a rank's machine; None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
@@ -60,13 +60,13 @@ class LiveTrace:
         self._ended = False
         #: Rows not yet unpacked.
         self._packed: list[tuple[int, int, bytes, Any]] = []
-        self._unpacking = threading.RLock()  # reentrant: a subscriber may read the trace
+        self._unpack_lock = threading.RLock()  # reentrant: a subscriber may read the trace
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
 
     def add(self, rank: int, count: int, packed: bytes) -> None:
         """Add events of a rank."""
         with self._info_lock:  # ranks' messages arrive in several threads
-            if self.event_count + count > LIMIT:
+            if self.event_count + count > MAX_EVENTS:
                 self.dropped += count
                 return
             self.event_count += count
@@ -90,35 +90,35 @@ class LiveTrace:
         self._first_seq[rank] += SEQ_STRIDE
         self.rows[rank] = 0
 
-    def fail_pending(self, rank: int, ended: float) -> None:
+    def fail_pending(self, rank: int, end: float) -> None:
         """Mark the pending operations of a rank as failed, because its process has exited."""
         latest = {
             e.seq: e for e in self._table() if e.rank == rank and e.seq >= self._first_seq[rank]
         }
         self._append_events(
             [
-                replace(e, state=State.FAILED, time=self.clock(ended), summary=None)
+                replace(e, state=State.FAILED, time=self.clock(end), summary=None)
                 for e in latest.values()
                 if e.state not in (State.COMPLETED, State.FAILED)
             ]
         )
 
-    def mark_replacement(self, rank: int, began: float, ended: float) -> None:
-        """Mark the time during which a rank was replaced, as failed."""
+    def mark_replacement(self, rank: int, start: float, end: float) -> None:
+        """Mark the interval in which a rank was replaced as a failed operation."""
         seq, label = self._first_seq[rank] - 1, {"label": "replaced"}
         self._append_events(
             [
                 Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
-                for state, when in ((State.STARTED, began), (State.FAILED, ended))
+                for state, when in ((State.STARTED, start), (State.FAILED, end))
             ]
         )
 
-    def snapshot(self, ends: dict[int, RankEnd], replaced: list[Replacement]) -> Trace:
+    def snapshot(self, ends: dict[int, RankEnd], replacements: list[Replacement]) -> Trace:
         """Return the trace of the events so far.
 
         Args:
             ends: how ranks have ended.
-            replaced: the replaced processes.
+            replacements: the replaced processes.
         """
         from distkit.trace.trace import Trace  # lazy: not every run's trace is read
 
@@ -128,7 +128,7 @@ class LiveTrace:
             until=self.clock(time.monotonic()) if until is None else until,
             clocks=self._live_clocks.offsets(hosts_of(self.info)) if self._live_clocks else {},
             ends=ends,
-            replaced=replaced,
+            replaced=replacements,
             sources=sources([*table.lines(), *(end.where for end in ends.values())]),
         )
         return Trace.from_table(table, info)
@@ -137,7 +137,7 @@ class LiveTrace:
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
         """Call ``callback`` with all events so far, with each new batch, and finally with none."""
-        with self._unpacking:
+        with self._unpack_lock:
             if table := self._table():
                 callback(table)
             self._subscribers.append(callback)
@@ -155,18 +155,18 @@ class LiveTrace:
         """Return all events so far, in order of arrival."""
         from distkit.trace.columns import Table  # lazy: importing numpy delays a cluster's start
 
-        with self._unpacking:
+        with self._unpack_lock:
             self._unpack()
             self._tables = [Table.joined(self._tables)]
             return self._tables[0]
 
     def _unpack(self) -> None:
         """Unpack rows into events and pass each event to the subscribers once."""
-        with self._unpacking:
+        with self._unpack_lock:
             packed = list(self._packed)
-            new = [self._events_of(*batch) for batch in packed]
+            tables = [self._events_of(*batch) for batch in packed]
             del self._packed[: len(packed)]  # last, because an interrupt may occur earlier
-            for table in new:
+            for table in tables:
                 self._append(table)
 
     def _events_of(self, rank: int, first: int, packed: bytes, offset: Any) -> Table:
@@ -177,12 +177,12 @@ class LiveTrace:
             self._live_clocks = self._live_clocks or clocks.LiveClocks()
             to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
         return to_table(
-            rank, rows, line_label, lambda at: self.clock(to_local_time(at)), first_seq=first
+            rank, rows, line_label, lambda t: self.clock(to_local_time(t)), first_seq=first
         )
 
     def _append(self, events: Table) -> None:
         """Add events and pass them to the subscribers."""
-        with self._unpacking:
+        with self._unpack_lock:
             self._tables.append(events)
             for callback in list(self._subscribers) if events else ():
                 callback(events)
@@ -205,14 +205,14 @@ class OutputBuffer:
         self._partial: dict[tuple[int, str], str] = {}
         self._output: dict[int, list[str]] = defaultdict(list)
         self._length: Counter[int] = Counter()  # length of each rank's output
-        self._printed: Counter[int] = Counter()  # number of each rank's lines
+        self._line_counts: Counter[int] = Counter()  # number of each rank's lines
         self._max_lines = MAX_LINES if in_notebook() else float("inf")
         self._changed = threading.Condition()
 
     def add(self, rank: int, stream: str, text: str) -> None:
         """Add a chunk of a rank's output."""
         with self._changed:
-            remaining = MAX_KEPT - self._length[rank]
+            remaining = MAX_OUTPUT - self._length[rank]
             if remaining > 0:
                 self._output[rank].append(text[:remaining])
             self._length[rank] += len(text)
@@ -223,9 +223,9 @@ class OutputBuffer:
             self._changed.notify_all()
 
     def output_of(self, rank: int) -> str:
-        """Return a rank's output, up to ``MAX_KEPT`` characters."""
+        """Return a rank's output, up to ``MAX_OUTPUT`` characters."""
         with self._changed:
-            text, excess = "".join(self._output[rank]), self._length[rank] - MAX_KEPT
+            text, excess = "".join(self._output[rank]), self._length[rank] - MAX_OUTPUT
         return f"{text}\n… {excess:,} characters were discarded …\n" if excess > 0 else text
 
     def end(self) -> None:
@@ -245,10 +245,10 @@ class OutputBuffer:
         """Print the complete lines; a notebook shows the first ``MAX_LINES`` of each rank."""
         shown = []
         for rank, stream, line in self.pop_lines():
-            self._printed[rank] += 1
-            if self._printed[rank] <= self._max_lines:
+            self._line_counts[rank] += 1
+            if self._line_counts[rank] <= self._max_lines:
                 shown.append((rank, stream, line))
-            elif self._printed[rank] == self._max_lines + 1:
+            elif self._line_counts[rank] == self._max_lines + 1:
                 shown.append((rank, stream, f"… more lines are in run.output[{rank}] …"))
         for stream, group in itertools.groupby(shown, lambda item: item[1]):
             text = "".join(f"[{self._noun} {rank}] {line}\n" for rank, _, line in group)
@@ -256,9 +256,9 @@ class OutputBuffer:
 
     def print_until(self, finished: Callable[[], bool], timeout: float | None) -> bool:
         """Print lines until ``finished()``; return False after ``timeout`` seconds."""
-        end = float("inf") if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while self._lines or not finished():
-            wait = min(0.1, end - time.monotonic())
+            wait = min(0.1, deadline - time.monotonic())
             if wait <= 0:
                 return False
             with self._changed:

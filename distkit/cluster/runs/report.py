@@ -40,7 +40,7 @@ SIMULTANEOUS = 0.1
 
 
 def deadlock_error(findings: list[Finding], conclusion: str, trace: Trace) -> DeadlockError:
-    """Return the error that consists of these findings and a conclusion."""
+    """Return an error whose message is the findings and a conclusion."""
     kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
     error = kind("\n".join([*map(str, findings), conclusion]), findings)
 
@@ -62,12 +62,12 @@ def interrupt_error(
     name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
-    texts = [with_state(f"{name} was stopped on all ranks", after), *_released_at(outcomes)]
+    texts = [with_state(f"{name} was stopped on all ranks", after), *_stop_positions(outcomes)]
     return RunInterrupted("\n".join([*map(str, notable(findings)), " ".join(texts)]))
 
 
-def _released_at(outcomes: Iterable[Outcome]) -> list[str]:
-    """Describe the user's lines where ranks were stopped."""
+def _stop_positions(outcomes: Iterable[Outcome]) -> list[str]:
+    """Describe the user's lines at which ranks were stopped."""
     ranks_by_line: dict[str, list[int]] = {}
     for o in outcomes:
         if o.error and o.error.released and (line := line_in(o.error.frames)):
@@ -123,48 +123,48 @@ def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
 
     A KVStoreError may be the consequence of another exception.
     """
-    began = min(e.time for _, e in raised)
-    simultaneous = [(o.rank, e) for o, e in raised if e.time - began < SIMULTANEOUS]
+    first = min(e.time for _, e in raised)
+    simultaneous = [(o.rank, e) for o, e in raised if e.time - first < SIMULTANEOUS]
     return min(simultaneous, key=lambda item: (item[1].type == "KVStoreError", item[0]))
 
 
-def _precedes(raised: Outcome, error: Failure, death: Outcome, ended: list[Outcome]) -> bool:
+def _precedes(raised: Outcome, error: Failure, death: Outcome, outcomes: list[Outcome]) -> bool:
     """Return True if an exception cannot be the consequence of a process's exit."""
     return (
-        ended.index(raised) < ended.index(death)
+        outcomes.index(raised) < outcomes.index(death)
         and not is_consequence(error)
         and error.type != "KVStoreError"
     )
 
 
 def _findings(rank: int, default: str, trace: Trace) -> list[str]:
-    """Return the finding about a rank's end, or ``default``; then findings about other ends."""
+    """Return the finding about a rank's end, or ``default``, and the findings about other ends."""
     findings = trace.diagnose()
     codes = {rules.raised.code, rules.died.code}
     ends = [f for f in findings if f.code in codes or f.rule is rules.unused_before]
-    own = [f for f in findings if rank in f.victims] + [f for f in ends if rank in f.culprits]
-    others = [f for f in ends if f not in own[:1]]
-    return [str(own[0]) if own else default, *map(str, others)]
+    matches = [f for f in findings if rank in f.victims] + [f for f in ends if rank in f.culprits]
+    others = [f for f in ends if f not in matches[:1]]
+    return [str(matches[0]) if matches else default, *map(str, others)]
 
 
 def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
-    rank, how, end = outcome.rank, outcome.died, rank_end(outcome)
-    exited = f"process of {named([rank])} exited ({how})."
+    rank, cause, end = outcome.rank, outcome.died, rank_end(outcome)
+    exit_text = f"process of {named([rank])} exited ({cause})."
     finding, *others = _findings(
-        rank, f"the {exited} {remedy_for_end(how)} [{rules.died.code}]", trace
+        rank, f"the {exit_text} {remedy_for_end(cause)} [{rules.died.code}]", trace
     )
-    if how not in finding:  # the finding names only the cause
-        finding += f"\nThe {exited}"
+    if cause not in finding:  # the finding names only what led to the exit
+        finding += f"\nThe {exit_text}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
-    parts, lives = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
-    parts += [f"It was replaced {times(lives)} in this run."] if lives else []
+    parts, replacements = [finding, *others], sum(r.node == rank for r in trace.info.replaced)
+    parts += [f"It was replaced {times(replacements)} in this run."] if replacements else []
     parts += [f"Its last output:\n{crash}"] if crash else []
     line = end.where or (last.where if last is not None else "")
     return RankDied("\n".join(parts), rank=rank, line=line)
 
 
 def _crash_report(log: str, max_lines: int = 15) -> str:
-    """Return the user's part of a crash report: the message, and the user's lines."""
+    """Return the message and the user's lines of a crash report."""
     message = log.partition("Fatal Python error")[0].splitlines()[-max_lines:]
     return "\n".join([*message, _traceback(crash_frames(log))]).strip()
 

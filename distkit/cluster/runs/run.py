@@ -38,8 +38,8 @@ class Run:
     """A running or finished run of a function on the ranks.
 
     ``results`` (one per rank), ``trace`` and ``seconds`` describe a finished run. During a run
-    ``trace`` contains the events so far; ``wait()`` waits for its end, ``interrupt()`` ends it.
-    In a notebook it is displayed as the timeline of its messages.
+    ``trace`` contains the events so far, ``wait()`` waits until the run has finished, and
+    ``interrupt()`` interrupts it. In a notebook a run is displayed as a timeline of its messages.
     """
 
     def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def output(self) -> list[str]:
-        """The output of each rank so far; a notebook may show less of it."""
+        """The output of each rank so far; a notebook may show only a part of it."""
         return [self._conductor.output.output_of(rank) for rank in self.ranks]
 
     @property
@@ -148,7 +148,7 @@ class Run:
         """
         conductor = self._conductor
         try:
-            with ended_by_interrupt(self):
+            with interruptible(self):
                 if not conductor.output.print_until(lambda: self.finished, timeout):
                     raise TimeoutError(
                         f"{self.name} is still running after {timeout} s, and continues"
@@ -189,7 +189,7 @@ class Run:
 
 
 @contextmanager
-def ended_by_interrupt(run: Run) -> Iterator[None]:
+def interruptible(run: Run) -> Iterator[None]:
     """End the run on every rank if the user interrupts the block."""
     try:
         yield
@@ -204,11 +204,11 @@ def ended_by_interrupt(run: Run) -> Iterator[None]:
 
 
 def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] = {}) -> Run:
-    """Wait for a run; in a notebook show the timeline of a long run, and fold it at the end.
+    """Wait for a run. In a notebook, show the timeline of a long run, and fold it at the end.
 
-    ``args`` and ``kwargs`` are those of the function, and identify the run in the folded line.
+    ``args`` and ``kwargs``, the function's arguments, identify the run in the folded line.
     """
-    with ended_by_interrupt(run):  # drawing a large trace is slow
+    with interruptible(run):  # drawing a large trace is slow
         if not in_notebook():
             return run.wait()
         while True:
@@ -239,10 +239,11 @@ def run_ranks(
     raw: bool = False,
     **kwargs: Any,
 ) -> Run:
-    """Run a function on ``n`` new ranks, forked from a running process, and wait for it.
+    """Run a function on ``n`` new ranks and wait until it has finished.
 
-    Ranks, recording and errors are the same as in :meth:`Cluster.run`. A run takes tens of
-    milliseconds once the fork server has imported torch. It uses only the CPU and gloo.
+    Ranks, recording and errors are the same as in :meth:`Cluster.run`. Ranks are forked from a
+    running process, so a run takes tens of milliseconds once that process has imported torch. It
+    uses only the CPU and gloo.
 
     Args:
         fn: a function, or the path of a torchrun-style script.
@@ -250,14 +251,14 @@ def run_ranks(
         args: arguments of ``fn``, the same on every rank.
         kwargs: keyword arguments of ``fn``, the same on every rank.
         record: whether to record a trace; deadlocks are not detected without one.
-        wait_forever: do not release deadlocked ranks.
+        wait_forever: whether the run continues when its ranks are deadlocked.
         seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
         timeout: time limit after which the ranks are killed [s].
-        raw: ``fn`` returns bytes, which are stored unchanged in ``results``. Nothing is unpickled,
-            so an untrusted function cannot execute code in this process.
+        raw: whether ``fn`` returns bytes, which are stored unchanged in ``results``. Nothing is
+            unpickled, so an untrusted function cannot execute code in this process.
 
     Raises:
-        DeadlockError, RankError, RankDied, NotPicklableError, StartError: as :meth:`Cluster.run`.
+        DeadlockError, RankError, RankDied, NotPicklableError, StartError: see :meth:`Cluster.run`.
         RunInterrupted: the run did not end within ``timeout``.
 
     Example:
@@ -271,8 +272,8 @@ def run_ranks(
     seed, kwargs = call_seed(fn, kwargs, seed)
     payload = pack(fn, args, kwargs)
     plan = make_plan(n, 0, "cpu", "gloo", cpus=machine.cpus(), memory=machine.memory())
-    injected = faults.current()
-    injected.check(n)
+    injected_faults = faults.current()
+    injected_faults.check(n)
     folder = server().make_folder(n)
     ranks = Ranks(plan, folder)
     try:
@@ -285,11 +286,13 @@ def run_ranks(
             list(range(n)),
             structs.replace(ranks.info(), seed=seed),
             wait_forever=wait_forever,
-            expected_exits=injected.kill,
+            expected_exits=injected_faults.kill,
             conclusion="",
         )
         ranks.submit(
-            conductor, payload, {"record": record, "faults": injected, "seed": seed, "raw": raw}
+            conductor,
+            payload,
+            {"record": record, "faults": injected_faults, "seed": seed, "raw": raw},
         )
         run = Run(conductor, raw=raw)
         try:

@@ -24,8 +24,8 @@ from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
 
-#: Time without events after which a blocked rank counts as settled, because messages may be in
-#: transit, and timeout for the explanation of a deadlock [s].
+#: Time without events after which blocked ranks count as settled, since a message may be in transit
+#: until then, and timeout for the explanation of a deadlock [s].
 SETTLE_TIME, DIAGNOSIS_TIMEOUT = 0.01, 3.0
 
 
@@ -47,10 +47,11 @@ class Moment:
 class Stepper:
     """A run whose ranks pause before each communication until they are resumed.
 
-    It steps through any program, including DDP: the gate is where torch passes a communication to
-    the backend. A worker of a parameter server pauses before each call of its KVStore, for any
-    number of keys; a push has arrived at the end of its step, so workers that are stepped one after
-    the other reach the servers in this order. Times in its trace exclude the pauses.
+    It steps through any program, including DDP, because a rank pauses where torch passes a
+    communication to the backend. A worker of a parameter server pauses before each call of its
+    KVStore, for any number of keys. A push has arrived at the end of its step, so workers that are
+    stepped one after the other reach the servers in this order. Times in the trace exclude the
+    pauses.
 
     Created by :meth:`distkit.Cluster.step`. In a notebook it is displayed as a cockpit with the
     same controls. As a context manager it ends the run at the end of the block.
@@ -67,7 +68,7 @@ class Stepper:
         self.position, self.playing = 0, False
         #: The moments from the first pause to the latest.
         self.moments: list[Moment] = []
-        self._stepping = threading.Lock()
+        self._step_lock = threading.Lock()
         self._pause_requested = threading.Event()
         self._watchers: list[Callable[[], None]] = []
         self._cockpit: Any = None
@@ -78,7 +79,7 @@ class Stepper:
         self._received_before: dict[int, int] = {}  # the number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
-        self._pauses = 0.0  # total length of all pauses except the current one [s]
+        self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
         self._resumed_at = 0.0  # end of the latest pause, without the pauses
         self._conductor.live.clock = self._clock
         self._conductor.on_end = self._update_moment
@@ -96,7 +97,7 @@ class Stepper:
             StepError: the run has ended, the rank does not exist, or is not paused.
             RankError, DeadlockError: the run ended in this step.
         """
-        with self._stepping:
+        with self._step_lock:
             if self._looking_back and rank is None:
                 return self.seek(self.position + 1)
             return self._step(self._choose(rank))
@@ -271,10 +272,10 @@ class Stepper:
                 "return to the latest with seek(-1) before you resume a rank."
             )
         if rank not in paused:
-            others = f"Resume {named(paused)}." if paused else "No rank can be resumed."
+            advice = f"Resume {named(paused)}." if paused else "No rank can be resumed."
             raise StepError(
                 f"{noun} {rank} is not paused and cannot be resumed. {rank_states[rank]}. "
-                + others.replace("rank", noun)
+                + advice.replace("rank", noun)
             )
         return [rank]
 
@@ -296,10 +297,10 @@ class Stepper:
         return self
 
     def _resume(self, ranks: list[int], count: int | None) -> None:
-        """Open the gates of some ranks, ``count`` times or permanently; end the pause."""
+        """End the pause and open the gates of some ranks, ``count`` times or permanently."""
         with self._changed:
             if self._paused:
-                self._pauses = time.monotonic() - self._last_time
+                self._paused_seconds = time.monotonic() - self._last_time
                 self._resumed_at, self._paused = self._last_time, False
             self._received_before = {r: self._received[r] for r in ranks}
         self._controller.open_gates(ranks, count)
@@ -379,7 +380,7 @@ class Stepper:
         """Subtract the pauses from a time; a time within a pause becomes the start of the pause."""
         if self._paused:
             return self._last_time
-        return max(self._resumed_at, timestamp - self._pauses)
+        return max(self._resumed_at, timestamp - self._paused_seconds)
 
     def _notify(self) -> None:
         for callback in list(self._watchers):

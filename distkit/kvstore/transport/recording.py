@@ -76,7 +76,7 @@ class InFlight:
         step: the user's call that starts with this request, if it must pass gates.
     """
 
-    __slots__ = ("_rec", "done", "fields", "op", "request", "response", "seq", "to")
+    __slots__ = ("_rec", "fields", "is_done", "op", "request", "response", "seq", "to")
 
     def __init__(self, request: Request, to: int, step: Step | None = None) -> None:
         self.request, self.to = request, to
@@ -85,7 +85,7 @@ class InFlight:
         self._rec = rec = recorder.current() if op is not None else None
         if rec is None or op is None:
             return
-        self.op, self.seq, self.done = op, rec.next_seq(), False
+        self.op, self.seq, self.is_done = op, rec.next_seq(), False
         facts, tensor = _facts(request), _tensor(request)
         peer = None if isinstance(request, Barrier) else to
         match = f"kv:barrier:{request.nth}" if isinstance(request, Barrier) else request.match
@@ -106,7 +106,7 @@ class InFlight:
             return
         failed = response is None or isinstance(response, Error)
         state, tensor = State.FAILED if failed else State.COMPLETED, _tensor(response)
-        self.done, fields = True, self.fields
+        self.is_done, fields = True, self.fields
         if tensor is not None:
             fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
         rec.put(self.seq, self.op, state, time.monotonic(), fields, _values(rec, tensor))
