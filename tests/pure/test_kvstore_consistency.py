@@ -31,7 +31,7 @@ class AddingStore:
     """A server that adds pushed values, with the state of its workers."""
 
     def __init__(self, rule: Rule, workers: int = N, on_crash: str = "halt") -> None:
-        self.server = KVServer(rule, range(workers), on_crash=on_crash, around_update=self._watch)
+        self.server = KVServer(rule, range(workers), on_crash=on_crash, update_context=self._watch)
         self.updates: list[list[int]] = []  # the workers of each update
         self.last_request, self.pulled = 0, dict.fromkeys(range(workers), 0)
         self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})

@@ -33,7 +33,7 @@ class Store:
     def __init__(self, rule: Rule, *, adding: bool = True, require_optimizer: bool = False) -> None:
         self.updates: list[list[tuple[int, int]]] = []  # worker, staleness
         self.server = KVServer(
-            rule, range(WORKERS), require_optimizer=require_optimizer, around_update=self._watch
+            rule, range(WORKERS), require_optimizer=require_optimizer, update_context=self._watch
         )
         self.last_request = 0
         if adding:  # w ← w + g, so that every push remains visible

@@ -17,7 +17,7 @@ from distkit.events import Event, Op, State
 from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
-from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, updating
+from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, record_update
 from distkit.recorded import recorded
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
@@ -37,7 +37,7 @@ class RecordedServer:
     def __init__(self, workers, rule) -> None:
         self.workers, self.node, self.updates, self.replies = workers, workers, [], {}
         self.recorders = [recorder.Recorder(i) for i in range(workers + 1)]
-        self.server = KVServer(rule, range(workers), around_update=self._watch)
+        self.server = KVServer(rule, range(workers), update_context=self._watch)
         self.server.optimizer = SGD(learning_rate=0.5)
         self.notes, self.open, self.pulled = ReplyRecorder(), {}, {}
         self.numbers = [0] * workers
@@ -46,7 +46,7 @@ class RecordedServer:
     def _watch(self, entry, pushes):
         late = {p.node: entry.version - p.version for p in pushes}
         self.updates.append((entry.key, late))
-        with updating(entry, pushes):
+        with record_update(entry, pushes):
             yield
 
     def record_as(self, node):

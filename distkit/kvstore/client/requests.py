@@ -17,9 +17,9 @@ MAX_QUEUED = 1 << 20
 
 
 class Call(NamedTuple):
-    """The destination, class and fields of a request that has no number yet."""
+    """The receiver, class and fields of a request that has no number yet."""
 
-    to: int
+    receiver: int
     kind: type[Request]
     fields: tuple[Any, ...]
 
@@ -47,7 +47,7 @@ class Requests:
         replication: int = 1,
     ) -> None:
         self.node, self._link, self._name = node, link, name
-        #: The nodes that hold a server's values: itself and its backup.
+        #: The nodes that hold a server's values: the server and its backup.
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
@@ -66,16 +66,16 @@ class Requests:
         Raises:
             KVStoreError: a request was rejected; the first error is raised.
         """
-        in_flight, waiting = [self._create(call) for call in calls], None
+        in_flight, rec = [self._create(call) for call in calls], None
         try:
             self._send()
             self._fail_unanswerable()
-            waiting = begin_wait(in_flight)
+            rec = begin_wait(in_flight)
             while any(f.response is None for f in in_flight):
                 self._receive(wait=True)
         finally:
-            if waiting is not None:
-                waiting.end_wait()
+            if rec is not None:
+                rec.end_wait()
             self._abandon(in_flight)
         responses = [f.response for f in in_flight if f.response is not None]
         for response in responses:
@@ -130,31 +130,31 @@ class Requests:
 
     # -- nodes that exit -----------------------------------------------------------
 
-    def handle_departure(self, node: int, how: str) -> None:
+    def handle_departure(self, node: int, cause: str) -> None:
         """Handle the exit of a node; the backup of a server takes over, if it has one."""
-        self._departed[node] = how
+        self._departed[node] = cause
         self._link.disconnect(node)
-        self._deliver(node, [f.request for f in self._in_flight.values() if f.to == node])
+        self._deliver(node, [f.request for f in self._in_flight.values() if f.receiver == node])
 
-    def _server_for(self, to: int) -> int | None:
-        """Return the node that serves a node's values: itself, its backup, or None."""
-        return next((n for n in self._owners.get(to, (to,)) if n not in self._departed), None)
+    def _server_for(self, node: int) -> int | None:
+        """Return the node that handles a node's requests: itself, its backup, or None."""
+        return next((n for n in self._owners.get(node, (node,)) if n not in self._departed), None)
 
-    def _deliver(self, to: int, requests: list[Request]) -> None:
-        node = self._server_for(to)
+    def _deliver(self, receiver: int, requests: list[Request]) -> None:
+        node = self._server_for(receiver)
         if node is not None and requests:
-            self._link.send(node, requests, to)
+            self._link.send(node, requests, receiver)
 
     def _fail_unanswerable(self) -> None:
         """Fail requests to servers that have exited without a backup."""
-        for node, how in self._departed.items():
+        for node, cause in self._departed.items():
             if self._server_for(node) is not None:
                 continue
-            failing = [f for f in self._in_flight.values() if f.to == node]
+            unanswerable = [f for f in self._in_flight.values() if f.receiver == node]
             owners = " and ".join(map(self._name, self._owners[node]))
-            for f in failing:
+            for f in unanswerable:
                 text = (
-                    f"{self._name(node)} has exited ({how}) while {self._name(self.node)} waited "
+                    f"{self._name(node)} has exited ({cause}) while {self._name(self.node)} waited "
                     f"for the response to its {_request_name(f.request)}. The values that only "
                     f"{owners} had are lost. To survive a crash of one server, create the store "
                     "with replication=2, and servers=2 or more."
@@ -167,19 +167,19 @@ class Requests:
         number, step = self._next, self.step
         self._next, self.step = number + 1, None
         request = call.kind(self.node, number, *call.fields)
-        entry = self._in_flight[number] = InFlight(request, call.to, step)
-        self._outbox.setdefault(call.to, []).append(request)
+        entry = self._in_flight[number] = InFlight(request, call.receiver, step)
+        self._outbox.setdefault(call.receiver, []).append(request)
         return entry
 
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, {}
-        for to, requests in outbox.items():
-            self._deliver(to, requests)
+        for receiver, requests in outbox.items():
+            self._deliver(receiver, requests)
 
     def _receive(self, *, wait: bool) -> None:
         for message in self._link.receive(wait=wait):
             if isinstance(message, Departed):
-                self.handle_departure(message.peer, message.how)
+                self.handle_departure(message.peer, message.cause)
             elif isinstance(message, Response) and message.number in self._in_flight:
                 self._complete(self._in_flight[message.number], message)
         self._fail_unanswerable()

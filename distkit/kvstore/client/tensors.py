@@ -1,9 +1,9 @@
 """Prepares a worker's tensors for sending, as flat copies in host memory.
 
-The gradients of a worker's devices are summed. Without ``device`` in a store's name each device's
-gradient is copied to host memory and added there; with ``device`` they are added on the first
-device, and only the sum is copied, which needs fewer copies but more device memory. Source: MXNet's
-``device`` and ``dist_sync_device``.
+The gradients of a worker's devices are summed. Without ``device`` in the store's name, each
+device's gradient is copied to host memory, and the sum is computed there. With ``device``, the sum
+is computed on the first device and copied, which needs fewer copies to host memory but more device
+memory. Source: MXNet's ``device`` and ``dist_sync_device``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
-from distkit.kvstore.protocol.optimizer import summed
+from distkit.kvstore.protocol.optimizer import sum_tensors
 from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
 from distkit.kvstore.transport.memory import empty
 
@@ -152,10 +152,10 @@ def sum_devices(
         traffic.to_host += first.nbytes
     if len(tensors) > 1:
         device = "cpu" if where == "host" else first.device
-        total = summed([t.detach().to(device) for t in tensors])
+        total = sum_tensors([t.detach().to(device) for t in tensors])
         first, copy = total.to(first.dtype), where == "device" and total.is_cuda
-    shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
-    return first.view(-1) if shareable else host_copy(first)
+    is_shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
+    return first.view(-1) if is_shareable else host_copy(first)
 
 
 def split_and_load(

@@ -27,7 +27,7 @@ class Trainer:
         optimizer: as for :meth:`.KVStore.set_optimizer`.
         optimizer_params: the options of an optimizer given by name or class.
         kvstore: a store or its name.
-        update_on_kvstore: whether the servers update.
+        update_on_kvstore: whether the servers update the weights.
 
     Raises:
         KVStoreError: The optimizer is unknown, or ``update_on_kvstore=False`` with dist_async,
@@ -96,13 +96,13 @@ class Trainer:
         return gradients
 
     def _begin(self, batch_size: float) -> None:
-        """Before the first step, set the weights of all workers to worker 0's."""
+        """Before the first step, set the weights of all workers to the weights of worker 0."""
         if self._batch_size is not None:
             raise KVStoreError(
                 f"step({batch_size:g}) follows step({self._batch_size:g}), but the divisor of the "
                 "gradients is fixed. Pass the same batch_size in every step."
             )
-        self._batch_size, spec = batch_size, self._spec.divided(batch_size)
+        self._batch_size, spec = batch_size, self._spec.divided_by(batch_size)
         self._store.init(self._keys, [replicas[0] for replicas in self._params])
         self._store.pull(self._keys, self._params)
         if self.update_on_kvstore:

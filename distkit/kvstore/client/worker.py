@@ -31,7 +31,7 @@ from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, parts_of
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.recording import Step, gates, stepped
+from distkit.kvstore.transport.recording import Step, gates, is_stepped
 
 #: The tensors to write each key's value to.
 _Outs: TypeAlias = "dict[Key, list[Tensor]]"
@@ -68,7 +68,7 @@ class KVStore:
         barriers: int = 0,
         initializer: int = 0,
     ) -> None:
-        #: The name it was created with; the number of workers; this worker's rank.
+        #: The store's name, the number of workers, and this worker's rank.
         self.type, self.num_workers, self.rank = options.mode, num_workers, requests.node
         self._where = "device" if self.type.endswith("_device") else "host"
         self.options, self._requests = options, requests
@@ -143,7 +143,7 @@ class KVStore:
     def _push(self, gradients: _Outs) -> None:
         self._post(gradients)
         self._requests.dispatch()
-        if gates and stepped():
+        if gates and is_stepped():
             self._requests.wait_for_pushes()  # before later pushes of other workers
 
     def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
@@ -227,7 +227,7 @@ class KVStore:
         out: Values | None = None,
         priority: int = 0,
     ) -> Tensor | list[Tensor] | None:
-        """Push, and pull the result; small tensors are sent together with the request.
+        """Push, and pull the result; small tensors are sent together with the pull request.
 
         Args:
             key: a key or a list of keys.
@@ -404,8 +404,8 @@ class KVStore:
         for key, tensors in tensors_by_key.items():
             layout = self._layout(key, action)
             for tensor in tensors:
-                checked = dtype_name(tensor) if dtype else layout.dtype
-                layout.check(action, key, tensor.shape, checked)
+                dtype_to_check = dtype_name(tensor) if dtype else layout.dtype
+                layout.check(action, key, tensor.shape, dtype_to_check)
 
     def _step(self, keys: list[Key], layouts: Iterable[Layout] = ()) -> None:
         """Register a call with these keys and tensors as one step."""
@@ -444,11 +444,11 @@ def create(
         replication: number of servers that hold each value, 1 or 2. With 2, no acknowledged push
             is lost if one server crashes.
         on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
-            it get an error that names it; with ``backup`` only if too many have exited.
+            it get an error that names it; with ``backup`` only if too many workers have exited.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
-            ``"replace"``: they wait for a replacement, which a ``dk.Cluster`` starts immediately;
-            it runs the function from the start and pulls the current values. With dist_async a
-            replacement is also started, but no worker waits.
+            ``"replace"``: the others wait for a replacement, which a ``dk.Cluster`` starts
+            immediately. It runs the function from the start and pulls the current values. With
+            dist_async a replacement is also started, but no worker waits.
 
     Raises:
         KVStoreError: The name is unknown, the cluster has no servers, or other workers passed

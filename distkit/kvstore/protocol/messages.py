@@ -91,7 +91,7 @@ class Departed(Response):
     """
 
     peer: int
-    how: str
+    cause: str
     first: int
 
 
@@ -113,7 +113,7 @@ class Init(Request):
     """Set the first value of a key.
 
     The ``initializer`` sends the value; the other workers send only shape and dtype, and wait for
-    it. ``shape`` is that of the whole array, ``value`` the server's flat part of it.
+    the value. ``shape`` is the shape of the whole array, ``value`` the server's flat part of it.
     """
 
     key: Key
@@ -126,9 +126,9 @@ class Init(Request):
 class Push(Request):
     """Send a gradient, computed from ``version`` of the value.
 
-    With a ``threshold`` it is compressed (:mod:`.compression`). ``once`` identifies a push of a
-    function that may run again on any worker: the function's number, and the count of its pushes of
-    the key.
+    With a ``threshold`` the gradient is compressed (:mod:`.compression`). ``once`` identifies a
+    push of a function that may run again on any worker. It contains the function's number and how
+    often the function has pushed the key.
     """
 
     key: Key
@@ -140,7 +140,7 @@ class Push(Request):
 
     @property
     def author(self) -> tuple[int, int]:
-        """The sender, a worker or a function, and the number of the push, which increases."""
+        """The sender (a worker or a function) and the number of the push, which increases."""
         return (-1 - self.once[0], self.once[1]) if self.once else (self.node, self.number)
 
 
@@ -161,8 +161,8 @@ class Finished(Request):
 class SetOptimizer(Request):
     """Set the optimizer: a name and plain values, never code.
 
-    Without ``replace`` it must equal the current one. ``keys`` are the keys it updates; empty for
-    all keys without a separate optimizer.
+    Without ``replace`` it must equal the current optimizer. ``keys`` are the keys that it updates;
+    empty for all keys without a separate optimizer.
     """
 
     name: str
@@ -172,7 +172,7 @@ class SetOptimizer(Request):
 
 
 class Assign(Request):
-    """Replace the value of a key with this one, the server's flat part."""
+    """Replace the server's part of a key's value; ``value`` is flat."""
 
     key: Key
     value: Tensor
@@ -202,7 +202,7 @@ class Reply(Response):
 
 
 class Error(Response):
-    """Reject a request; raised as a KVStoreError by the caller."""
+    """Reject a request; the caller raises ``text`` as a KVStoreError."""
 
     text: str
 

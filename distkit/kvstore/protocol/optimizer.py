@@ -20,7 +20,7 @@ from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
-#: Options of every optimizer besides those of its class.
+#: Options that every optimizer has in addition to the options of its class.
 _COMMON = ("rescale_grad", "multi_precision")
 #: Options of torch that select an implementation.
 _IMPLEMENTATION_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable")
@@ -29,7 +29,7 @@ _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
-    """MXNet's SGD of one weight, without torch's constructor: its imports take seconds."""
+    """MXNet's SGD of one weight, without torch's constructor, whose imports take seconds."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class OptimizerSpec:
         explicit = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
         return {**_defaults(self.kind), **explicit}
 
-    def divided(self, batch_size: float) -> OptimizerSpec:
+    def divided_by(self, batch_size: float) -> OptimizerSpec:
         """Return the same optimizer with gradients divided by ``batch_size`` first."""
         scale = self.options.get("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, {**self.options, "rescale_grad": scale})
@@ -169,8 +169,8 @@ class Updater:
     """
 
     def __init__(self, spec: OptimizerSpec, value: Tensor) -> None:
-        mixed = spec.options.get("multi_precision") and value.dtype in NARROW
-        self._master = value.float() if mixed else None  # the float32 copy of a 16-bit value
+        is_mixed = spec.options.get("multi_precision") and value.dtype in NARROW
+        self._master = value.float() if is_mixed else None  # the float32 copy of a 16-bit value
         self._weight = torch.empty_like(value if self._master is None else self._master)
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
         self._in_place, self.spec = spec.kind is not _SGD, spec
@@ -218,12 +218,12 @@ def _defaults(kind: Any) -> dict[str, Any]:
 NARROW = torch.float16, torch.bfloat16
 
 
-def summed(tensors: Sequence[Tensor]) -> Tensor:
+def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors of one dtype, in float32 if the dtype is narrow.
 
     A single tensor is returned unchanged.
 
-    >>> summed([torch.ones(2), torch.ones(2)])
+    >>> sum_tensors([torch.ones(2), torch.ones(2)])
     tensor([2., 2.])
     """
     first, *others = tensors
@@ -243,7 +243,7 @@ def summed(tensors: Sequence[Tensor]) -> Tensor:
 def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
     """Return the checked specification of a name, or of a class or instance of ``torch.optim``.
 
-    Options replace those of an instance or a specification.
+    ``options`` replace the options of an instance or a specification.
 
     Raises:
         KVStoreError: Servers do not support the optimizer, or an option is wrong.

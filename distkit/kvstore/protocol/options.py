@@ -97,7 +97,8 @@ class StoreOptions:
     def crash_effect(self) -> str:
         """The effect of a worker's exit on the run.
 
-        Without rounds no worker halts; with backup workers, only workers that wait for too many.
+        Without rounds no worker halts. With backup workers, a worker halts only if it waits for
+        more exited workers than a round may lack.
         """
         halts = self.on_crash == "halt" and self.rule.has_rounds and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"

@@ -38,7 +38,7 @@ from distkit.kvstore.protocol.messages import (
     SetOptimizer,
     error,
 )
-from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, summed
+from distkit.kvstore.protocol.optimizer import OptimizerSpec, Updater, sum_tensors
 from distkit.kvstore.protocol.placement import Layout, dtype_name
 
 
@@ -47,7 +47,7 @@ class Entry(Struct, eq=False):
 
     ``value`` is replaced, never changed in place, so a response being sent keeps its version.
     ``rounds`` holds the gradients of incomplete rounds, by round and worker; ``clocks`` counts each
-    worker's gradients; ``waiting`` holds the unanswered pulls with their worker's clock at arrival;
+    worker's gradients; ``waiting`` holds each unanswered pull and its worker's clock on arrival;
     ``dropped`` counts each worker's late gradients. ``accepted`` is the number of each author's
     latest push.
     """
@@ -80,7 +80,7 @@ class Entry(Struct, eq=False):
     def has_accepted(self, push: Push) -> bool:
         """Return whether a push was accepted before.
 
-        A worker repeats its pushes in order, and a function that runs again makes the same ones,
+        A worker repeats its pushes in order, and a function that runs again makes the same pushes,
         so it suffices to compare with the number of the latest push.
         """
         author, number = push.author
@@ -110,7 +110,7 @@ class KVServer:
         require_optimizer: whether to reject gradients while no optimizer is set. Without an
             optimizer the sum of a round *replaces* the value, which is only meaningful if all
             workers contribute.
-        around_update: returns a context manager for each update.
+        update_context: returns a context manager for each update.
 
     >>> import torch
     >>> from distkit.consistency import Synchronous
@@ -133,9 +133,9 @@ class KVServer:
         *,
         on_crash: str = "halt",
         require_optimizer: bool = False,
-        around_update: UpdateContext = lambda entry, pushes: nullcontext(),
+        update_context: UpdateContext = lambda entry, pushes: nullcontext(),
     ) -> None:
-        self.rule, self.on_crash, self.around_update = rule, on_crash, around_update
+        self.rule, self.on_crash, self.update_context = rule, on_crash, update_context
         # members: the workers whose gradients are required
         self.require_optimizer, self.members = require_optimizer, set(workers)
         self.departed: dict[int, str] = {}  # workers that have exited, and how
@@ -151,7 +151,7 @@ class KVServer:
     def handle(self, request: Request | Departed) -> list[Response]:
         """Handle a request or the exit of a worker; return all responses that can now be sent."""
         if isinstance(request, Departed):
-            return self.handle_departure(request.peer, request.how, request.first)
+            return self.handle_departure(request.peer, request.cause, request.first)
         if request.number < self.first_numbers.get(request.node, 0):
             return []  # sent by a process that has exited
         try:
@@ -173,7 +173,7 @@ class KVServer:
             return [error(request, e)]
 
     def _init(self, init: Init) -> list[Response]:
-        """Set the value sent by the first worker; other inits wait for it and check its shape."""
+        """Set the initializer's value; other inits wait for it, and must have its shape."""
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
@@ -181,8 +181,8 @@ class KVServer:
                 return self._fail_waiting_inits(init.initializer)
             layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
             entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
-            early, self._waiting_inits = self._waiting_inits, []
-            return [entry.reply(init), *(response for i in early for response in self.handle(i))]
+            inits, self._waiting_inits = self._waiting_inits, []
+            return [entry.reply(init), *(response for i in inits for response in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
         is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
@@ -220,8 +220,8 @@ class KVServer:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
             pushes = entry.take_round()
-            with self.around_update(entry, pushes):
-                self._apply(entry, summed([p.value for p in pushes]))
+            with self.update_context(entry, pushes):
+                self._apply(entry, sum_tensors([p.value for p in pushes]))
             entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
@@ -254,14 +254,14 @@ class KVServer:
 
     # -- workers that leave and join --------------------------------------------
 
-    def handle_departure(self, worker: int, how: str, first: int) -> list[Response]:
+    def handle_departure(self, worker: int, cause: str, first: int) -> list[Response]:
         """Handle the exit of a worker; return responses to requests that waited for it.
 
         ``first`` is the first request number of its replacement.
         """
         if first <= self.first_numbers.get(worker, 0):
             return []
-        self.first_numbers[worker], self.departed[worker] = first, how
+        self.first_numbers[worker], self.departed[worker] = first, cause
         self.at_barrier.discard(worker)
         if self.on_crash == "continue" or not self.rule.has_rounds:
             self.members.discard(worker)
@@ -273,26 +273,26 @@ class KVServer:
         """Fail the inits that wait for a value of a worker that has exited."""
         if initializer not in self.departed or self.on_crash == "replace":
             return []
-        failed = [i for i in self._waiting_inits if i.initializer == initializer]
+        inits = [i for i in self._waiting_inits if i.initializer == initializer]
         self._waiting_inits = [i for i in self._waiting_inits if i.initializer != initializer]
-        cause = (
+        reason = (
             f"waits for the value of worker {initializer}, which has exited "
             f"({self.departed[initializer]})"
         )
-        return [error(i, f"init of {i.key!r} {cause}. Run again.") for i in failed]
+        return [error(i, f"init of {i.key!r} {reason}. Run again.") for i in inits]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Response]:
-        """Stop waiting for the gradients of a worker that is at a barrier, or has finished.
+        """Stop waiting for the gradients of a worker that is at a barrier or has finished.
 
-        A replacement may make pushes that the others have made before, so rounds must not wait
-        for them again.
+        A replacement may make pushes that the other workers made earlier, so its rounds must not
+        wait for the other workers again.
         """
         if self.on_crash == "replace":
             self.members.discard(request.node)
             if isinstance(request, AtBarrier):
                 self.at_barrier.add(request.node)
             else:
-                self.at_barrier.discard(request.node)  # it does not return from its last barrier
+                self.at_barrier.discard(request.node)  # it makes no more pushes
         return [Reply(request.node, request.number), *self._advance_all()]
 
     def _advance_all(self) -> list[Response]:
@@ -305,7 +305,7 @@ class KVServer:
     def _join(self, worker: int) -> None:
         """Add a worker at its first push, after a replacement or a barrier.
 
-        Its clock starts at the slowest worker's, so the others need not wait for it to catch up.
+        Its clock starts at the slowest worker's clock, so that no worker waits until it catches up.
         """
         for entry in self.entries.values():
             slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)

@@ -45,30 +45,30 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``to`` is the addressed server, although its backup may respond; ``returned`` lists the returned
-    loans (:mod:`.memory`).
+    ``server`` is the addressed server, although its backup may respond; ``returned_loans`` are the
+    numbers of returned loans (:mod:`.memory`).
     """
 
-    to: int
-    returned: list[int]
+    server: int
+    returned_loans: list[int]
     messages: list[_AnyMessage]
 
 
 _NO_EXCHANGE = Exchange(None)
 
 
-def encode(*messages: Message, exchange: Exchange = _NO_EXCHANGE, to: int = 0) -> list[Frame]:
+def encode(*messages: Message, exchange: Exchange = _NO_EXCHANGE, server: int = 0) -> list[Frame]:
     r"""Encode messages as one or more frames.
 
     Args:
         messages: the messages to one node.
         exchange: lends tensors to that node; by default all of them are sent.
-        to: the addressed server.
+        server: the addressed server.
 
     >>> encode(messages.Pull(1, 2, "w"))
     [b'\x93\x00\x90\x91\x94\xa4Pull\x01\x02\xa1w']
     """
-    large: list[Frame] = []
+    large_frames: list[Frame] = []
 
     def enclose(tensor: Any) -> list[Any]:
         """Return a tensor's memory for the header, or put it into the next frame."""
@@ -78,11 +78,11 @@ def encode(*messages: Message, exchange: Exchange = _NO_EXCHANGE, to: int = 0) -
         array: Any = tensor.view(torch.uint8).numpy()  # NumPy has no bfloat16
         if tensor.nbytes < LARGE:
             return [name, memoryview(array)]
-        large.append(memoryview(array))
+        large_frames.append(memoryview(array))
         return [name]
 
-    content = to, exchange.returned_loans(), messages
-    return [Encoder(enc_hook=enclose).encode(content), *large]
+    content = server, exchange.returned_loans(), messages
+    return [Encoder(enc_hook=enclose).encode(content), *large_frames]
 
 
 def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
@@ -95,10 +95,10 @@ def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
     Raises:
         PeerMemoryLost: A tensor is in the memory of a process that has exited.
     """
-    header, *_reader.large = frames
+    header, *_reader.large_frames = frames
     _reader.exchange = exchange
     batch: Batch = _reader.decoder.decode(header)
-    exchange.take_back(batch.returned)
+    exchange.take_back(batch.returned_loans)
     return batch
 
 
@@ -106,7 +106,7 @@ class _Reader(threading.local):
     """The decoder of a thread, with the large tensors of the frames that it decodes."""
 
     def __init__(self) -> None:
-        self.large: list[Frame] = []
+        self.large_frames: list[Frame] = []
         self.exchange = _NO_EXCHANGE
         self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
@@ -115,14 +115,14 @@ class _Reader(threading.local):
         name, *address = encoded
         dtype = DTYPES[name]
         if not address:
-            data: Any = self.large.pop(0)
+            data: Any = self.large_frames.pop(0)
         elif isinstance(address[0], bytes):
             (data,) = address
         else:
             data = self.exchange.borrow(address)
         tensor = from_buffer(data, dtype)
-        aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
-        return tensor if aligned else tensor.clone()
+        is_aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
+        return tensor if is_aligned else tensor.clone()
 
 
 _reader = _Reader()

@@ -19,7 +19,7 @@ class Link:
     """Connections to the nodes that handle requests.
 
     Args:
-        keys: the keys of the cluster, see :func:`.node.open_socket`.
+        keys: the cluster's CurveZMQ keys, see :func:`.node.open_socket`.
         route: returns the route to a node, given its endpoint; see :meth:`.Node.route`.
     """
 
@@ -40,7 +40,7 @@ class Link:
         """
         route = self._route(endpoint)
         sock = open_socket(self.context, zmq.DEALER, self._keys)
-        pool = memory.shared() if route.startswith("ipc://") else None
+        pool = memory.shared_pool() if route.startswith("ipc://") else None
         self._connections[node] = sock, Exchange(pool)
         sock.connect(route)
         self.poller.register(sock, zmq.POLLIN)
@@ -52,15 +52,15 @@ class Link:
             self.poller.unregister(sock)
             sock.close()
 
-    def send(self, node: int | None, messages: Sequence[Message], to: int = 0) -> None:
-        """Send messages for server ``to`` to the node that serves its values, if connected.
+    def send(self, node: int | None, messages: Sequence[Message], server: int = 0) -> None:
+        """Send messages for ``server`` to the node that serves its values, if connected.
 
         Tensors are not copied and must not change afterwards.
         """
         if node in self._connections:
             sock, exchange = self._connections[node]
             # pyzmq copies small frames anyway
-            sock.send_multipart(encode(*messages, exchange=exchange, to=to), copy=False)
+            sock.send_multipart(encode(*messages, exchange=exchange, server=server), copy=False)
 
     def receive(self, *, wait: bool) -> list[Message]:
         """Return the responses that have arrived; if ``wait``, wait for at least one.
@@ -69,12 +69,12 @@ class Link:
         """
         if wait:
             self.poller.poll()
-        found: list[Message] = []
+        messages: list[Message] = []
         for sock, exchange in self._connections.values():
             while (frames := receive(sock)) is not None:
                 with suppress(PeerMemoryLost):
-                    found += decode([f.buffer for f in frames], exchange).messages
-        return found
+                    messages += decode([f.buffer for f in frames], exchange).messages
+        return messages
 
     def close(self) -> None:
         """Close all connections immediately; unsent messages are lost."""

@@ -40,7 +40,7 @@ class PeerMemoryLost(KVStoreError):
 class Pool:
     """Shared memory of this process, in an anonymous file.
 
-    ``used`` is the number of bytes from the start of the file that were ever in use.
+    ``used`` is the number of bytes at the start of the file that have been in use.
 
     >>> pool = Pool()
     >>> x = pool.empty(100_000, torch.float32)
@@ -92,9 +92,9 @@ class Exchange:
 
     def __init__(self, pool: Pool | None) -> None:
         self._pool = pool
-        self._lent: dict[int, Tensor] = {}
+        self._loans: dict[int, Tensor] = {}
         self._numbers = itertools.count()
-        self._returned: list[int] = []
+        self._returned_loans: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
         """Lend a flat tensor; return its address and the loan's number, None if it must be sent."""
@@ -103,13 +103,13 @@ class Exchange:
         if not self._pool.has(tensor):
             tensor = self._pool.empty(tensor.numel(), tensor.dtype).copy_(tensor)
         number = next(self._numbers)
-        self._lent[number] = tensor
+        self._loans[number] = tensor
         return [*self._pool.address(tensor), number]
 
     def take_back(self, numbers: list[int]) -> None:
         """Release the tensors of loans that the peer has returned."""
         for number in numbers:
-            self._lent.pop(number, None)
+            self._loans.pop(number, None)
 
     def borrow(self, address: list[int]) -> memoryview:
         """Return the bytes of a tensor at an address from the peer's :meth:`lend`.
@@ -118,21 +118,21 @@ class Exchange:
             PeerMemoryLost: The peer has exited.
         """
         pid, file, inode, start, nbytes, number = address
-        memory = _mapped(pid, file, inode)
+        memory = _map_file(pid, file, inode)
         self._pool = self._pool or _pool  # a peer that lends is on this host
         view = memoryview(memory)[start : start + nbytes]
-        weakref.finalize(view, self._returned.append, number).atexit = False
+        weakref.finalize(view, self._returned_loans.append, number).atexit = False
         return view
 
     def returned_loans(self) -> list[int]:
         """Return the numbers of loans that are no longer needed, each number once."""
-        numbers = self._returned.copy()
-        del self._returned[: len(numbers)]
+        numbers = self._returned_loans.copy()
+        del self._returned_loans[: len(numbers)]
         return numbers
 
 
 @cache
-def _mapped(pid: int, number: int, inode: int) -> mmap.mmap:
+def _map_file(pid: int, number: int, inode: int) -> mmap.mmap:
     """Map a file of another process, unless its pid was reused."""
     path = Path(f"/proc/{pid}/fd/{number}")
     with suppress(FileNotFoundError, ProcessLookupError), path.open("r+b", buffering=0) as file:
@@ -162,7 +162,7 @@ with warnings.catch_warnings():  # torch warns once that memory may be read-only
 _pool: Pool | None = None
 
 
-def shared() -> Pool | None:
+def shared_pool() -> Pool | None:
     """Return this process's pool, which :func:`empty` then uses; None if not supported."""
     global _pool
     if _pool is None and sys.platform == "linux":

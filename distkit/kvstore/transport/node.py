@@ -1,8 +1,8 @@
 """The identity of a process in a cluster, and its sockets.
 
-On one host sockets are ``ipc://`` files in the cluster's folder, which only its user can access.
-Between hosts they are ports on the one interface that reaches the others. If the cluster has keys
-(CurveZMQ), a process without them cannot connect.
+On one host, sockets are ``ipc://`` files in the cluster's folder, which only its user can access.
+Between hosts, they are ports on the one interface that reaches the other hosts. If the cluster has
+keys (CurveZMQ), a process without them cannot connect.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Node:
         index: its number within its role, from 0.
         workers: number of workers, W.
         servers: number of servers, S.
-        folder: shared by the nodes of one cluster, and readable only by its user (0700), which
-            protects the sockets in it.
+        folder: a folder that the nodes of one cluster share. Only its user can access it (0700),
+            which protects the sockets in it.
         keys: public and secret key of the run (CurveZMQ); None to rely on the folder's permissions.
         incarnation: number of earlier processes of this node.
         address: the address of this host's interface to the other hosts, if there are any.
@@ -72,7 +72,7 @@ class Node:
         return f"ipc://{self.folder}/kv{node}"
 
     def route(self, endpoint: str) -> str:
-        """Return the route from this node to an endpoint: TCP unless both are in one folder.
+        """Return the route from this node to an endpoint: TCP unless both use the same folder.
 
         >>> node = Node("worker", 0, workers=4, servers=2, folder="/tmp/f")
         >>> node.route("tcp://10.0.0.2:4711 ipc:///tmp/f/kv4")
@@ -90,7 +90,7 @@ class Node:
 
 
 def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
-    """Create a socket that never drops a message because its queue is full.
+    """Create a socket with unlimited queues, so that it never drops a message.
 
     Args:
         context: ZeroMQ's context.

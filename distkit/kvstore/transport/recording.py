@@ -52,7 +52,7 @@ _MAX_NAMED = 4
 
 
 class Step(NamedTuple):
-    """A user's call on a worker with :data:`gates`, which its first request passes.
+    """A user's call on a worker with :data:`gates`. The call's first request passes the gates.
 
     ``facts`` names its keys if there are several; ``nbytes`` is their total size.
     """
@@ -72,14 +72,14 @@ class InFlight:
 
     Args:
         request: the request.
-        to: id of the node that receives it.
+        receiver: id of the node that receives it.
         step: the user's call that starts with this request, if it must pass gates.
     """
 
-    __slots__ = ("_rec", "fields", "is_done", "op", "request", "response", "seq", "to")
+    __slots__ = ("_rec", "fields", "is_done", "op", "receiver", "request", "response", "seq")
 
-    def __init__(self, request: Request, to: int, step: Step | None = None) -> None:
-        self.request, self.to = request, to
+    def __init__(self, request: Request, receiver: int, step: Step | None = None) -> None:
+        self.request, self.receiver = request, receiver
         self.response: Response | None = None
         op = _OPS.get(type(request))
         self._rec = rec = recorder.current() if op is not None else None
@@ -87,14 +87,14 @@ class InFlight:
             return
         self.op, self.seq, self.is_done = op, rec.next_seq(), False
         facts, tensor = _facts(request), _tensor(request)
-        peer = None if isinstance(request, Barrier) else to
+        peer = None if isinstance(request, Barrier) else receiver
         match = f"kv:barrier:{request.nth}" if isinstance(request, Barrier) else request.match
-        line, called_at = recorder.user_line(), time.monotonic()
+        line, call_time = recorder.user_line(), time.monotonic()
         values, call = _values(rec, tensor), Step() if step is None else step
         self.fields = _fields(peer, tensor, facts, match, line)
-        scheduled = _fields(peer, tensor, call.facts or facts, match, line)
-        shown = values if step is not None and rec.stepped else None
-        rec.put(self.seq, op, State.SCHEDULED, called_at, scheduled, shown)
+        call_fields = _fields(peer, tensor, call.facts or facts, match, line)
+        call_values = values if step is not None and rec.stepped else None
+        rec.put(self.seq, op, State.SCHEDULED, call_time, call_fields, call_values)
         for gate in gates if step is not None else ():
             gate(op, call.nbytes)
         rec.put(self.seq, op, State.STARTED, time.monotonic(), self.fields, values)
@@ -104,8 +104,8 @@ class InFlight:
         self.response, rec = response, self._rec
         if rec is None:
             return
-        failed = response is None or isinstance(response, Error)
-        state, tensor = State.FAILED if failed else State.COMPLETED, _tensor(response)
+        is_failed = response is None or isinstance(response, Error)
+        state, tensor = State.FAILED if is_failed else State.COMPLETED, _tensor(response)
         self.is_done, fields = True, self.fields
         if tensor is not None:
             fields = _fields(fields[0], tensor, fields[-2], fields[-1], fields[-3])
@@ -117,12 +117,12 @@ class InFlight:
 def begin_wait(in_flight: Iterable[InFlight]) -> Recorder | None:
     """Report that this thread waits for the responses, until ``end_wait()``."""
     rec = recorder.current()
-    if rec is not None and (recorded := [f for f in in_flight if f._rec is not None]):
-        rec.begin_wait(*recorded)
+    if rec is not None and (operations := [f for f in in_flight if f._rec is not None]):
+        rec.begin_wait(*operations)
     return rec
 
 
-def stepped() -> bool:
+def is_stepped() -> bool:
     """Return whether the run is stepped."""
     rec = recorder.current()
     return rec is not None and rec.stepped
@@ -139,7 +139,7 @@ class ReplyRecorder:
         rec = recorder.current()
         if rec is not None and type(request) in _MESSAGES:
             facts = self._open[request.match] = _facts(request)
-            _note(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
+            _record_message(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
 
     def record_response(self, response: Message) -> None:
         """Record a response before it is sent."""
@@ -150,10 +150,10 @@ class ReplyRecorder:
             facts = {**facts, "refused": True}
         if late := getattr(response, "dropped", 0):  # gradients too late for their round
             facts = {**facts, "dropped": late}
-        _note(rec, Op.SEND, State.STARTED, response, facts, last=False)
+        _record_message(rec, Op.SEND, State.STARTED, response, facts, last=False)
 
 
-def _note(
+def _record_message(
     rec: Recorder, op: Op, first: State, message: Message, facts: Facts, *, last: bool
 ) -> None:
     """Record both events of a message, with its values in the last or the first one."""
@@ -164,7 +164,9 @@ def _note(
 
 
 @contextmanager
-def updating(entry: Entry, pushes: Sequence[Push], server: int | None = None) -> Iterator[None]:
+def record_update(
+    entry: Entry, pushes: Sequence[Push], server: int | None = None
+) -> Iterator[None]:
     """Record an update as a marked span, with the weights before and after.
 
     The span names the workers whose gradients it applies, and how ``late`` each gradient is: the

@@ -1,4 +1,4 @@
-"""The scheduler, which sends every node the address book when all have registered."""
+"""The scheduler, which sends every node the address book when all nodes have registered."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Scheduler:
         self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
         self._notes: dict[str, str] = {}  # text that workers store for each other
 
-    def handle(self, request: Request, to: int = 0) -> list[Response]:
-        """Handle a request; return all responses that can now be sent. ``to`` is this node."""
+    def handle(self, request: Request, server: int = 0) -> list[Response]:
+        """Handle a request; return all responses that can now be sent. ``server`` is not used."""
         if request.number < INCARNATION_STRIDE * self._incarnations[request.node]:
             return []  # sent by a process that has exited
         try:
@@ -120,13 +120,13 @@ class Scheduler:
 
     def _release_barrier(self) -> list[Response]:
         """Release the barrier once all workers have arrived."""
-        waiting = [self.at_barrier[n] for n in sorted(self.at_barrier)]
+        requests = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         expected = {*range(self.workers)} - self._excused_workers()
-        if not waiting or not self.at_barrier.keys() >= expected:
+        if not requests or not self.at_barrier.keys() >= expected:
             return []
         self.at_barrier = {}
         self.barriers += 1
-        return [Reply(b.node, b.number, self.barriers) for b in waiting]
+        return [Reply(b.node, b.number, self.barriers) for b in requests]
 
     def _note(self, note: Note) -> NoteStored:
         if note.text is not None:
@@ -135,24 +135,24 @@ class Scheduler:
 
     # -- nodes that exit ---------------------------------------------------------
 
-    def handle_departure(self, node: int, incarnation: int, how: str) -> list[Response]:
+    def handle_departure(self, node: int, incarnation: int, cause: str) -> list[Response]:
         """Notify the servers of a node's exit and release the nodes that waited for it.
 
         Args:
             node: the node that has exited.
-            incarnation: number of processes that were this node before.
-            how: how it has exited.
+            incarnation: number of earlier processes of this node.
+            cause: how it has exited.
         """
         if incarnation < self._incarnations[node] or node in self.departed:
             return []
         self.present.pop(node, None)
         if node >= self.workers and not self.started:
             return []  # the cluster ends the run
-        self._incarnations[node], self.departed[node] = incarnation + 1, how
+        self._incarnations[node], self.departed[node] = incarnation + 1, cause
         self.at_barrier.pop(node, None)
         first = INCARNATION_STRIDE * self._incarnations[node]
         notices: list[Response] = [
-            Departed(to, -1, node, how, first)  # not a response to a request
+            Departed(to, -1, node, cause, first)  # not a response to a request
             for to in (sorted(self.present) if self.started else ())
             if to >= self.workers or node >= self.workers
         ]

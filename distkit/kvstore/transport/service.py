@@ -39,7 +39,7 @@ from distkit.kvstore.transport.session import ServerSession
 class Peer:
     """The connection and shared memory of a process that sends requests.
 
-    ``incarnation`` is the number of processes that were its node before.
+    ``incarnation`` is the number of earlier processes of its node.
     """
 
     identity: bytes
@@ -47,7 +47,7 @@ class Peer:
     incarnation: int = 0
 
 
-#: Maximum number of batches handled together, which limits the wait of the first.
+#: Maximum number of batches handled together, which limits how long the first one waits.
 _MAX_BATCHES = 8
 #: Maximum size of a notice [bytes].
 _MAX_NOTICE_BYTES = 1 << 16
@@ -74,21 +74,21 @@ class Service:
         self._link = Link(node.keys, node.route)  # to the scheduler and the backup
         self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for responses
-        self._machine: ServerSession | Scheduler = (
+        self._handler: ServerSession | Scheduler = (
             ServerSession(node)
             if node.role == "server"
             else Scheduler(node.workers, node.servers, lambda: self.report("started", None))
         )
 
-    def handle_departure(self, node: int, incarnation: int, how: str) -> None:
+    def handle_departure(self, node: int, incarnation: int, cause: str) -> None:
         """Report to a scheduler, from any thread, that this process of a node has exited.
 
         Args:
             node: the id of the node.
-            incarnation: number of processes that were this node before.
-            how: how it has exited.
+            incarnation: number of earlier processes of this node.
+            cause: how it has exited.
         """
-        self._notice_sender.send(msgpack.encode((node, incarnation, how)))
+        self._notice_sender.send(msgpack.encode((node, incarnation, cause)))
 
     def run(self) -> None:
         """Serve in this thread until the process ends.
@@ -97,7 +97,7 @@ class Service:
             KVStoreError: The node cannot listen in its folder, or the scheduler rejects it.
         """
         torch.set_num_threads(1)  # other processes of this host need the processors
-        self._pool = memory.shared()
+        self._pool = memory.shared_pool()
         self._open()
         while True:
             self._handle_ready()
@@ -117,12 +117,12 @@ class Service:
         self._link.poller.register(self._notice_receiver, zmq.POLLIN)
         if node.address:
             endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
-        if isinstance(self._machine, Scheduler):
+        if isinstance(self._handler, Scheduler):
             self._link.poller.register(self._router, zmq.POLLIN)
             self.report("listening", endpoint)
             return
         register = Register(node.id, 0, endpoint)
-        self._registering = InFlight(register, node.scheduler)
+        self._registration = InFlight(register, node.scheduler)
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
 
@@ -135,21 +135,21 @@ class Service:
             assert isinstance(response, Response)
             self._deliver(self._handle_response(response))
         if self._notice_receiver.fileno() in ready:
-            assert isinstance(self._machine, Scheduler)
+            assert isinstance(self._handler, Scheduler)
             self._deliver(
-                self._machine.handle_departure(
+                self._handler.handle_departure(
                     *msgpack.decode(self._notice_receiver.recv(_MAX_NOTICE_BYTES))
                 )
             )
 
     def _handle_response(self, response: Response) -> list[Message]:
         """Handle a response from the scheduler or the backup; return messages to send."""
-        assert isinstance(self._machine, ServerSession)
-        messages = self._machine.handle_response(response)
+        assert isinstance(self._handler, ServerSession)
+        messages = self._handler.handle_response(response)
         if isinstance(response, AddressBook):
-            self._registering.end(response)
+            self._registration.end(response)
             self._link.poller.register(self._router, zmq.POLLIN)  # workers may send from now on
-            if (backup := self._machine.backup.to) is not None:
+            if (backup := self._handler.backup.target) is not None:
                 self._link.connect(backup, response.endpoints[backup])
         return messages
 
@@ -166,7 +166,7 @@ class Service:
         self._deliver(responses)
 
     def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the responses to a batch of requests; one whose sender has exited may be lost."""
+        """Return the responses to a batch of requests; a batch of an exited node may be lost."""
         peer = self._peer(frames[0])
         try:
             batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
@@ -177,7 +177,7 @@ class Service:
             assert isinstance(request, Request)
             self._route_responses(request, peer)
             self._recorder.record_request(request)
-            responses += self._machine.handle(request, batch.to)
+            responses += self._handler.handle(request, batch.server)
         return responses
 
     def _peer(self, frame: Any) -> Peer:
@@ -189,7 +189,7 @@ class Service:
         return self._peers[name]
 
     def _route_responses(self, request: Request, peer: Peer) -> None:
-        """Send the responses for this node to this peer, unless a later process has taken over."""
+        """Send responses for the request's node to this peer, unless it was replaced."""
         peer.incarnation = request.number // INCARNATION_STRIDE
         if peer.incarnation >= self._routes.get(request.node, peer).incarnation:
             self._routes[request.node] = peer
@@ -208,8 +208,8 @@ class Service:
             elif message.node in self._routes:
                 self._recorder.record_response(message)
                 batches.setdefault(message.node, []).append(message)
-        if copies and isinstance(self._machine, ServerSession):
-            self._link.send(self._machine.backup.to, copies)
+        if copies and isinstance(self._handler, ServerSession):
+            self._link.send(self._handler.backup.target, copies)
         for node, batch in batches.items():
             peer = self._routes[node]
             frames = encode(*batch, exchange=peer.exchange)

@@ -32,7 +32,7 @@ from distkit.kvstore.protocol.messages import (
 )
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.node import Node
-from distkit.kvstore.transport.recording import updating
+from distkit.kvstore.transport.recording import record_update
 
 
 def backup_of(server: int, servers: int) -> int:
@@ -49,17 +49,17 @@ class Backup:
 
     Args:
         node: id of the primary.
-        to: id of its backup, which receives the copies; None if there is none.
+        target: id of its backup, which receives the copies; None if there is none.
     """
 
-    def __init__(self, node: int, to: int | None = None) -> None:
-        self._node, self.to = node, to
+    def __init__(self, node: int, target: int | None = None) -> None:
+        self._node, self.target = node, target
         self._copies_sent = self._copies_acknowledged = 0
         self._held_responses: deque[tuple[int, Message]] = deque()
 
     def copy(self, message: Message) -> list[Copy]:
         """Return the copy to send to the backup before this message is handled."""
-        if self.to is None or not isinstance(message, Change):
+        if self.target is None or not isinstance(message, Change):
             return []
         self._copies_sent += 1
         return [Copy(self._node, self._copies_sent, message)]
@@ -79,14 +79,14 @@ class Backup:
 
     def handle_loss(self) -> list[Message]:
         """Record that the backup has exited; return the responses that waited for it."""
-        self.to = None
+        self.target = None
         return self.acknowledge(self._copies_sent)
 
 
 class ServerSession:
     """Registers a server and passes requests to its KVServer, without I/O.
 
-    ``stores`` holds the values that it serves, by server, including those it has taken over.
+    ``stores`` holds the values that it serves, by server, including servers that it has replaced.
     ``replicas`` holds its copies of other servers' values.
 
     Args:
@@ -122,20 +122,20 @@ class ServerSession:
             on_crash=options.on_crash,
             require_optimizer=not options.rule.has_rounds,
         )
-        self.stores = {n.id: new_server(around_update=updating)}
+        self.stores = {n.id: new_server(update_context=record_update)}
         if options.replication > 1:
             self.backup = Backup(n.id, n.workers + backup_of(n.index, n.servers))
-            others = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
-            self.replicas = {n.workers + i: new_server() for i in others}
+            primaries = [i for i in range(n.servers) if backup_of(i, n.servers) == n.index]
+            self.replicas = {n.workers + i: new_server() for i in primaries}
 
-    def handle(self, request: Request, to: int) -> list[Message]:
-        """Handle a worker's request to server ``to``, or a copy from a primary."""
+    def handle(self, request: Request, server: int) -> list[Message]:
+        """Handle a worker's request to ``server``, or a copy from a primary."""
         if isinstance(request, Copy):
             return self._apply_copy(request)
-        if to != self.node.id:
-            return [*self._take_over(to).handle(request)]
+        if server != self.node.id:
+            return [*self._take_over(server).handle(request)]
         copies = self.backup.copy(request)
-        return [*copies, *self.backup.hold(self.stores[to].handle(request))]
+        return [*copies, *self.backup.hold(self.stores[server].handle(request))]
 
     # -- as a backup ------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class ServerSession:
         """Return the store of a server that has exited, taking over from its replica."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
-            store.around_update = partial(updating, server=server)
+            store.update_context = partial(record_update, server=server)
             for departed in self._departed:
                 store.handle(departed)
         return self.stores[server]
@@ -165,7 +165,7 @@ class ServerSession:
         if node >= self.node.workers:
             if node in self.replicas:
                 self._take_over(node)
-            return self.backup.handle_loss() if node == self.backup.to else []
+            return self.backup.handle_loss() if node == self.backup.target else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
         responses = [a for store in self.stores.values() for a in store.handle(departed)]
