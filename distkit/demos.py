@@ -72,12 +72,12 @@ def batches() -> Iterable[tuple[Tensor, Tensor]]:
         yield images[i : i + BATCH], labels[i : i + BATCH]
 
 
-def train_in_step() -> dict[str, Any]:
+def train_in_step(epochs: int = EPOCHS) -> dict[str, Any]:
     """Train with synchronous data-parallel SGD, each rank on its shard."""
     net, losses = model(), []
     sync_initial_weights(net)
     with watch_gradients(net) as watch:
-        for batch in [*batches()] * EPOCHS:
+        for batch in [*batches()] * epochs:
             with mark("step"):
                 loss = sync_sgd_step(net, batch, F.cross_entropy, LR)
             watch.step(loss=loss, lr=LR, samples=BATCH)
@@ -85,7 +85,7 @@ def train_in_step() -> dict[str, Any]:
     return {"losses": losses, "weights": nn.utils.parameters_to_vector(net.parameters()).detach()}
 
 
-def train_with_servers(mode: str) -> dict[str, Any]:
+def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     """Train with a parameter server: pull the weights, compute a gradient, push it."""
     net, losses = model(), []
     keys, weights = zip(*net.named_parameters(), strict=True)
@@ -93,7 +93,7 @@ def train_with_servers(mode: str) -> dict[str, Any]:
     kv.init(keys, weights)
     # the servers add the workers' gradients; dividing turns the sum into a mean
     kv.set_optimizer(kvstore.SGD(learning_rate=LR / kv.num_workers))
-    for images, labels in [*batches()] * PS_EPOCHS:
+    for images, labels in [*batches()] * epochs:
         kv.pull(keys, out=weights)
         with mark("gradient"):
             loss = F.cross_entropy(net(images), labels)
