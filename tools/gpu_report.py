@@ -26,8 +26,8 @@ NOT_MEASURED = "not measured: no GPU"
 #: Results, worst first.
 _WORST = ["failed", "skipped", "passed"]
 
-#: Rows without a test or measurement.
-BEYOND = (
+#: Features without a test or measurement.
+NOT_COVERED = (
     "the settings of docs/gpus.md: Docker, JupyterHub, Kubernetes, time-slicing",
     "several GPUs: NCCL between ranks",
 )
@@ -65,10 +65,10 @@ class Test(NamedTuple):
 def tests() -> list[Test]:
     """Return the tests marked ``gpu`` in the sources."""
     files = sorted((ROOT / "tests").glob("*/test_*.py"))
-    return [test for file in files for test in _marked(file)]
+    return [test for file in files for test in _gpu_tests_in(file)]
 
 
-def _marked(file: Path) -> Iterator[Test]:
+def _gpu_tests_in(file: Path) -> Iterator[Test]:
     """Yield a file's tests marked ``gpu`` directly, by its pytestmark, or by a device parameter."""
     tree = ast.parse(file.read_text())
     values = {
@@ -86,21 +86,21 @@ def _marked(file: Path) -> Iterator[Test]:
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the reports in the folder, oldest first, without those from CPUs."""
-    found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    return sorted((r for r in found if not r.get("stand_in")), key=lambda r: str(r.get("date")))
+    """Return the reports in the folder, oldest first, except reports from CPUs."""
+    loaded = (json.loads(file.read_text()) for file in folder.glob("*.json"))
+    return sorted((r for r in loaded if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
 
-def rendered(reports: list[dict[str, Any]]) -> str:
+def render_text(reports: list[dict[str, Any]]) -> str:
     """Return the text of the README, with the newest result of each row."""
     figures = {f["name"]: f for report in reports for f in report.get("figures", [])}
     results: dict[tuple[str, str], str] = {}
     for report in reports:
-        ran: dict[tuple[str, str], str] = {}
-        for test in report.get("tests", []):  # keeps the worst result over all parameters
+        worst: dict[tuple[str, str], str] = {}  # over all parameters of a test
+        for test in report.get("tests", []):
             key = test["file"], test["name"]
-            ran[key] = min(ran.get(key, test["result"]), test["result"], key=_WORST.index)
-        results |= ran
+            worst[key] = min(worst.get(key, test["result"]), test["result"], key=_WORST.index)
+        results |= worst
     sources = "\n".join(map(_source, reports)) or "No reports yet: no row was measured."
     figure_rows = (
         (row.name, row.reference or "–", _limits(row), _figure(figures.get(row.name)))
@@ -124,7 +124,7 @@ def rendered(reports: list[dict[str, Any]]) -> str:
             "\n## Tests (`pytest -m gpu`)\n",
             *_table(("test", "file", "passes on the CPU", "on a GPU"), test_rows),
             "\n## Not covered\n",
-            *_table(("feature", "on a GPU"), ((what, NOT_MEASURED) for what in BEYOND)),
+            *_table(("feature", "on a GPU"), ((name, NOT_MEASURED) for name in NOT_COVERED)),
             "",
         ]
     )
@@ -142,12 +142,12 @@ def _limits(row: Figure) -> str:
     return ", ".join(f"{w} ≤ {limit}{sign}" for w, limit in limits.items() if limit is not None)
 
 
-def _figure(found: dict[str, Any] | None) -> str:
-    if not found or found["value"] is None:
-        return found["note"] if found else NOT_MEASURED
-    value, unit, ratio = found["value"], found["unit"], found["ratio"]
-    against = "" if ratio is None else f" = {ratio:.3g} × {found['reference_value']:.3g} {unit}"
-    return f"{value:.3g} {unit}{against}: {found['verdict']}"
+def _figure(figure: dict[str, Any] | None) -> str:
+    if not figure or figure["value"] is None:
+        return figure["note"] if figure else NOT_MEASURED
+    value, unit, ratio = figure["value"], figure["unit"], figure["ratio"]
+    factors = "" if ratio is None else f" = {ratio:.3g} × {figure['reference_value']:.3g} {unit}"
+    return f"{value:.3g} {unit}{factors}: {figure['verdict']}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
@@ -160,5 +160,5 @@ def render() -> Path:
     """Write the README and return its path."""
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / "README.md"
-    page.write_text(rendered(reports()))
+    page.write_text(render_text(reports()))
     return page

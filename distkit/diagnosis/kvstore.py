@@ -82,7 +82,7 @@ def _condition(facts: Evidence, request: Span) -> str:
 
 def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
     """Describe the activity of an absent worker by a verb in the plural and a phrase."""
-    done = facts.graph.pending.done(worker, request)
+    done = facts.graph.pending.count(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
     rank_state = facts.stuck.get(worker)
     if rank_state is not None:

@@ -361,7 +361,7 @@ class WaitForGraph:
         return f"{server} waits for worker {rank}, which {activity}"
 
     def _missing_requests(self, e: Event, rank: int, awaited: Awaited) -> str:
-        done = self.pending.done(rank, e)
+        done = self.pending.count(rank, e)
         if e.op is not Op.PULL:
             return "has not called it"
         if not done:

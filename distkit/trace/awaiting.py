@@ -1,4 +1,4 @@
-"""Infers the workers that a parameter-server request waits for, and the keys of a store call.
+"""Infers which workers a parameter-server request waits for, and which keys a store call.
 
 No side effects.
 
@@ -74,8 +74,9 @@ class PendingRequests:
         self._options: Mapping[str, Any] = NO_ATTRIBUTES
         self.rule: Rule = Asynchronous()  # until a worker registers
         self._dead: set[int] = set()
-        self._changed = False  # workers were excluded or replaced, or may be left out of a round
-        #: Number of requests of each worker, by topic; and of pushes that have arrived.
+        # workers were excluded or replaced, or may be left out of a round
+        self._is_uncertain = False
+        #: By topic: the number of requests of each worker, and of its pushes that have arrived.
         self._requested: dict[object, Counter[int]] = defaultdict(Counter)
         self._arrived: dict[object, Counter[int]] = defaultdict(Counter)
 
@@ -94,18 +95,18 @@ class PendingRequests:
     def _register(self, e: Event) -> None:
         self._options = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
-        self._changed |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
+        self._is_uncertain |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
 
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has exited; ``dist_sync`` then halts by default."""
         self._dead.add(worker)
-        self._changed |= "on_crash" in self._options or not self.rule.has_rounds
+        self._is_uncertain |= "on_crash" in self._options or not self.rule.has_rounds
 
     # -- queries ----------------------------------------------------------------
 
-    def done(self, worker: int, like: Event | Span) -> int:
-        """Return the number of a worker's requests of the kind that ``like`` waits for."""
-        return self._requested[_awaited_topic(like)][worker]
+    def count(self, worker: int, request: Event | Span) -> int:
+        """Return how many requests of the kind that ``request`` waits for a worker has made."""
+        return self._requested[_awaited_topic(request)][worker]
 
     def awaited_by(self, request: Event | Span) -> Awaited:
         """Return the workers that an unanswered request waits for."""
@@ -118,29 +119,29 @@ class PendingRequests:
             return Awaited()
         if request.op is Op.INIT:
             initializers = [] if "optimizer" in request.attributes else [0]
-            return self._behind(request, initializers, 1)
-        requested = self.done(request.rank, request)
+            return self._find_behind(request, initializers, 1)
+        count = self.count(request.rank, request)
         if request.op is not Op.PULL:
-            return self._behind(request, self.workers, requested)
+            return self._find_behind(request, self.workers, count)
         topic = _awaited_topic(request)
         if self._arrived[topic][request.rank] < self._requested[topic][request.rank]:
             return Awaited()  # the worker's own push is unacknowledged and may be rejected
-        return self._behind(request, self.workers, self.rule.required_clock(requested))
+        return self._find_behind(request, self.workers, self.rule.required_clock(count))
 
-    def _behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
+    def _find_behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
         """Return the workers that have made fewer than ``count`` such requests."""
         if count <= 0:
             return Awaited()
         others = [w for w in workers if w != request.rank]
-        if self._changed:
+        if self._is_uncertain:
             return Awaited(tuple(w for w in others if w not in self._dead), count, certain=False)
-        return Awaited(tuple(w for w in others if self.done(w, request) < count), count)
+        return Awaited(tuple(w for w in others if self.count(w, request) < count), count)
 
 
 def is_server_request(e: Event | Span) -> bool:
     """Return whether an event belongs to a request to the parameter server or scheduler."""
-    barrier = e.op is Op.BARRIER and e.match is not None
-    return barrier or (e.op in REQUESTS and e.peer is not None)
+    is_barrier = e.op is Op.BARRIER and e.match is not None
+    return is_barrier or (e.op in REQUESTS and e.peer is not None)
 
 
 def _topic(request: Event | Span) -> object:
@@ -151,7 +152,7 @@ def _topic(request: Event | Span) -> object:
 
 
 def _awaited_topic(request: Event | Span) -> object:
-    """Return the topic of the requests of other workers that must precede the reply."""
+    """Return the topic of the other workers' requests that must precede the reply."""
     return (
         (Op.PUSH, request.peer, request.attributes.get("key"))
         if request.op is Op.PULL
@@ -200,7 +201,7 @@ def similar(key: str, others: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    known = [*others]
-    same_digits = [other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", key)]
-    matches = get_close_matches(key, same_digits, 1) or get_close_matches(key, known, 1)
+    keys = [*others]
+    same_digits = [other for other in keys if re.findall(r"\d+", other) == re.findall(r"\d+", key)]
+    matches = get_close_matches(key, same_digits, 1) or get_close_matches(key, keys, 1)
     return matches[0] if matches else ""

@@ -21,7 +21,7 @@ from distkit.events import (
 )
 
 #: An object with the fields of a call, such as an event or a span.
-Called = Any
+CallRecord = Any
 
 
 class Channel(NamedTuple):
@@ -40,7 +40,7 @@ class Channel(NamedTuple):
         return self.group if self.src is None else f"{self.group}:{self.src}>{self.dst}:{self.tag}"
 
 
-def channel_of(rank: int, record: Called) -> tuple[Channel, int]:
+def channel_of(rank: int, record: CallRecord) -> tuple[Channel, int]:
     """Return the channel of a collective or point-to-point call, and its side of the channel.
 
     The n-th operation of a side matches the n-th of every other side. Each member of a group is a
@@ -55,7 +55,7 @@ def channel_of(rank: int, record: Called) -> tuple[Channel, int]:
 _HAVE_SOURCE = {Op.RECV, Op.BROADCAST, Op.SCATTER}
 
 
-def call(record: Called) -> str:
+def call(record: CallRecord) -> str:
     """Return an operation as a call in source code.
 
     >>> from distkit.events import State
@@ -85,7 +85,7 @@ def call(record: Called) -> str:
     return f"{name}({', '.join(args)})"
 
 
-def wait_of(record: Called) -> str:
+def wait_of(record: CallRecord) -> str:
     """Return the ``wait()`` in which a rank is blocked, if it is on a separate line; else "".
 
     >>> from distkit.events import State
@@ -100,7 +100,7 @@ def wait_of(record: Called) -> str:
     return f"wait() of {'i' * (record.op in P2P)}{record.op}, line {line}"
 
 
-def op_name(record: Called) -> str:
+def op_name(record: CallRecord) -> str:
     """Return the operation's name in source code.
 
     >>> from distkit.events import State
@@ -111,7 +111,7 @@ def op_name(record: Called) -> str:
     return call(record).partition("(")[0] if record.op in STORES else str(record.op)
 
 
-def _request(record: Called) -> str:
+def _request(record: CallRecord) -> str:
     """Return a request to a parameter server as a call."""
     facts = record.attributes
     if record.op is Op.REGISTER:
@@ -180,11 +180,11 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 def comparable_size(record: Event | Span) -> int:
     """Return the size [bytes] that must be equal on all ranks.
 
-    For a scatter, and for sparse tensors, whose number of stored elements may differ, return the
-    number of elements of the shape.
+    For a scatter or a sparse tensor, whose number of stored elements may differ between ranks,
+    return the number of elements of the shape.
     """
-    by_shape = record.op is Op.SCATTER or record.dtype.startswith(SPARSE)
-    return math.prod(record.shape) if by_shape else record.nbytes
+    uses_shape = record.op is Op.SCATTER or record.dtype.startswith(SPARSE)
+    return math.prod(record.shape) if uses_shape else record.nbytes
 
 
 def difference(one: Event | Span, other: Event | Span) -> str:

@@ -6,8 +6,8 @@ without an end if it is unfinished. Flow arrows ("s", "t", "f") lead from each s
 and through the calls of each collective.
 
 Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
-flow_tracker.cc), which binds a flow event to the innermost slice around its time, and treats flow
-events of the same id, category and name as one arrow.
+flow_tracker.cc). The importer binds a flow event to the innermost slice around its time, and treats
+flow events with the same id, category and name as one arrow.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _names(trace: EventLog, slices: Iterable[Json]) -> Iterator[Json]:
 
 
 def _args(span: Span) -> Json:
-    known = {
+    args = {
         **span.attributes,
         "peer": span.peer,
         "group": span.group,
@@ -122,7 +122,7 @@ def _args(span: Span) -> Json:
         "after": _values(span.after),
         "state": None if span.state is State.COMPLETED else str(span.state),
     }
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key, value in args.items() if value is not None}
 
 
 def _values(s: Summary | None) -> Json | None:
@@ -155,14 +155,14 @@ def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
 
 
 def _arrival(m: Message, recv: Json) -> Json:
-    """Return a slice within a receive, at its end.
+    """Return a slice at the end of a receive, in which the arrow ends.
 
-    Perfetto draws an arrow from the slice that starts first to the other one, and a
-    receive is often called before its send.
+    Perfetto draws an arrow from the slice that starts first to the other one, and a receive is
+    often called before its send.
     """
-    dur = min(recv["dur"], _ARRIVAL)
-    start, shown = round(recv["ts"] + recv["dur"] - dur, 3), round(0.99 * dur, 3)
-    return {**recv, "name": "arrived", "ts": start, "dur": shown, "args": {"from": m.src}}
+    seconds = min(recv["dur"], _ARRIVAL)
+    start, dur = round(recv["ts"] + recv["dur"] - seconds, 3), round(0.99 * seconds, 3)
+    return {**recv, "name": "arrived", "ts": start, "dur": dur, "args": {"from": m.src}}
 
 
 def _arrow(number: int, chain: list[Json]) -> Iterator[Json]:

@@ -92,7 +92,7 @@ class Table(Sequence[Event]):
         )
 
     @classmethod
-    def joined(cls, tables: Iterable[Table]) -> Table:
+    def concatenate(cls, tables: Iterable[Table]) -> Table:
         """Return a table of the events of all tables, one table after the other."""
         parts = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
@@ -104,8 +104,8 @@ class Table(Sequence[Event]):
             np.concatenate(category),
             np.concatenate([part.time for part in parts]),
             [*codes],
-            _shifted([part.match for part in parts], starts),
-            _shifted([part.summary for part in parts], starts),
+            _shift_indices([part.match for part in parts], starts),
+            _shift_indices([part.summary for part in parts], starts),
         )
 
     def sorted(self) -> Table:
@@ -126,8 +126,8 @@ class Table(Sequence[Event]):
             self.category[indices],
             self.time[indices],
             self.categories,
-            _moved(self.match, position),
-            _moved(self.summary, position),
+            _move_indices(self.match, position),
+            _move_indices(self.summary, position),
         )
 
     @cached_property
@@ -171,13 +171,13 @@ class Table(Sequence[Event]):
         return repr(self._events)
 
 
-def _shifted(parts: list[dict[int, T]], starts: list[int]) -> dict[int, T]:
+def _shift_indices(parts: list[dict[int, T]], starts: list[int]) -> dict[int, T]:
     """Return the values of all parts, whose indices begin at ``starts``."""
     shifted = zip(parts, starts, strict=True)
     return {start + i: value for values, start in shifted for i, value in values.items()}
 
 
-def _moved(values: dict[int, T], position: Ints) -> dict[int, T]:
-    """Return values by new position, in order; values whose position is -1 are left out."""
+def _move_indices(values: dict[int, T], position: Ints) -> dict[int, T]:
+    """Return values by new position, in order; values whose position is -1 are omitted."""
     moved = zip(position[[*values]].tolist(), values.values(), strict=True)
     return {i: value for i, value in sorted(moved, key=itemgetter(0)) if i >= 0}

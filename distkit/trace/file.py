@@ -37,7 +37,7 @@ _GZIP = b"\x1f\x8b"
 def save(trace: EventLog, path: Path) -> Path:
     """Write a trace."""
     with gzip.open(path, "wb", compresslevel=4) as f:
-        for line in _encoded(trace):
+        for line in _encode_lines(trace):
             f.write(line + b"\n")
     return path
 
@@ -50,11 +50,11 @@ def load(path: Path, kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: not a trace, corrupt, truncated, or of another version.
+        TraceFileError: the file is not a trace, is corrupt or truncated, or has another version.
         FileNotFoundError: the file does not exist.
     """
     try:
-        first, *columns = unpacked(path).splitlines() or [b""]
+        first, *columns = unpack(path).splitlines() or [b""]
         head = _head(first, path)
         trace = kind.from_table(_table(columns), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
@@ -71,33 +71,33 @@ def load(path: Path, kind: type[Log]) -> Log:
     return trace
 
 
-def checked(trace: Log) -> Log:
+def round_trip(trace: Log) -> Log:
     """Return the trace as it would be loaded after saving.
 
     Raises:
         ValueError: the trace contains values that the format does not allow.
     """
-    head, *columns = _encoded(trace)
+    head, *columns = _encode_lines(trace)
     return type(trace).from_table(_table(columns), msgspec.json.decode(head, type=_Head).meta)
 
 
 def is_trace_file(path: Path) -> bool:
     """Return whether a file begins with the header that :func:`save` writes, gzipped or not."""
-    return f'"{FORMAT}"'.encode() in unpacked(path, 256)
+    return f'"{FORMAT}"'.encode() in unpack(path, 256)
 
 
 # -- unpacking, with a limit, since a small file can unpack to a huge one --------------------------
 
 
-def unpacked(path: Path, size: int = MAX_BYTES + 1) -> bytes:
+def unpack(path: Path, size: int = MAX_BYTES + 1) -> bytes:
     """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
         TraceFileError: the file is damaged, or has more than :data:`MAX_BYTES`.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as plain:
-        file = gzip.open(plain) if plain.peek(2)[:2] == _GZIP else plain
+    with path.open("rb") as raw:
+        file = gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw
         try:
             content = file.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -190,7 +190,7 @@ def _attributes(_: type, attributes: Any) -> Attributes:
 _columns = msgspec.json.Decoder(_Columns, dec_hook=_attributes)
 
 
-def _encoded(trace: EventLog) -> Iterator[bytes]:
+def _encode_lines(trace: EventLog) -> Iterator[bytes]:
     """Yield the lines of a file."""
     table = trace.table
     yield msgspec.json.encode(
@@ -198,7 +198,7 @@ def _encoded(trace: EventLog) -> Iterator[bytes]:
     )
     yield msgspec.json.encode({"categories": table.categories})
     yield msgspec.json.encode({"match": [*table.match.items()]})
-    yield msgspec.json.encode({"summary": [[i, *_plain(s)] for i, s in table.summary.items()]})
+    yield msgspec.json.encode({"summary": [[i, *_to_plain(s)] for i, s in table.summary.items()]})
     for name in ("rank", "seq", "category", "time"):
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
@@ -235,6 +235,6 @@ def finite(x: float) -> float | str:
     return x if math.isfinite(x) else str(x)
 
 
-def _plain(s: Summary) -> list[Any]:
+def _to_plain(s: Summary) -> list[Any]:
     numbers = map(finite, (s.norm, s.min, s.max))
     return [[*map(finite, s.values)], *numbers, s.size, s.sampled]

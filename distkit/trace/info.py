@@ -1,4 +1,4 @@
-"""The metadata of a run, which msgspec reads, validates and writes; and its hosts."""
+"""The metadata of a run, which msgspec reads, validates and writes, and its hosts' traffic."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
 
 class Replacement(Struct, frozen=True):
-    """A process that exited and was replaced, and the time [s]."""
+    """A process that exited and was replaced, and the time of its exit [s]."""
 
     node: Rank
     name: str
@@ -178,8 +178,8 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     def rank(self, rank: int) -> RankInfo:
         """Return the info of a rank; its name is always set."""
-        known = self.ranks.get(rank, RankInfo())
-        return known if known.name else structs.replace(known, name=f"rank {rank}")
+        info = self.ranks.get(rank, RankInfo())
+        return info if info.name else structs.replace(info, name=f"rank {rank}")
 
     @property
     def rank_noun(self) -> str:
@@ -208,22 +208,22 @@ def hosts_if_several(info: RunInfo) -> dict[int, str]:
     >>> hosts_if_several(RunInfo(ranks={0: RankInfo(host="alpha"), 1: RankInfo(host="alpha")}))
     {}
     """
-    known = hosts_of(info)
-    return known if len(set(known.values())) > 1 else {}
+    hosts = hosts_of(info)
+    return hosts if len(set(hosts.values())) > 1 else {}
 
 
-def traffic(hosts: Mapping[int, str], sent: Iterable[tuple[int, int, int, int]]) -> Traffic:
+def traffic(hosts: Mapping[int, str], sums: Iterable[tuple[int, int, int, int]]) -> Traffic:
     """Return the messages and bytes between hosts.
 
     Args:
         hosts: the host of each rank; messages of other ranks are ignored.
-        sent: sender, receiver, number and bytes of messages.
+        sums: sender, receiver, number of messages and number of bytes.
 
     >>> traffic({0: "alpha", 1: "alpha", 2: "beta"}, [(0, 1, 1, 8), (1, 2, 1, 4), (0, 2, 1, 4)])
     {('alpha', 'alpha'): (1, 8), ('alpha', 'beta'): (2, 8)}
     """
     by_pair: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for src, dst, messages, nbytes in sent:
+    for src, dst, messages, nbytes in sums:
         if src in hosts and dst in hosts:
             totals = by_pair[hosts[src], hosts[dst]]
             totals[0] += messages
@@ -238,10 +238,10 @@ def cross_host_traffic(by_pair: Traffic) -> tuple[int, int]:
 
 
 def clock_error(info: RunInfo) -> float | None:
-    """Return the maximum error when times of two hosts of a run are compared [s].
+    """Return the maximum error of a comparison of two hosts' times [s].
 
     The result is None if the clocks were not measured, or if there is only one host.
     """
     errors = [clock.error for clock in info.clocks.values() if clock.error is not None]
-    known = errors and len(errors) == len(info.clocks) and hosts_if_several(info)
-    return sum(sorted(errors)[-2:]) if known else None
+    is_known = errors and len(errors) == len(info.clocks) and hosts_if_several(info)
+    return sum(sorted(errors)[-2:]) if is_known else None

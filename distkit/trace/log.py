@@ -38,7 +38,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 @dataclass(frozen=True)
 class EventLog(Sequence[Event]):
-    """Immutable sequence of events, with the operations and messages derived from them.
+    """An immutable sequence of events, with the operations and messages derived from them.
 
     :class:`~distkit.Trace` adds diagnosis, files and views, and documents the arguments.
     """
@@ -47,8 +47,8 @@ class EventLog(Sequence[Event]):
     info: RunInfo = field(default_factory=RunInfo)
 
     def __init__(self, events: Iterable[Event] = (), info: RunInfo = RunInfo()) -> None:  # noqa: B008
-        in_order = tuple(sorted(events, key=lambda e: (e.time, e.rank, e.seq)))
-        object.__setattr__(self, "events", in_order)
+        sorted_events = tuple(sorted(events, key=lambda e: (e.time, e.rank, e.seq)))
+        object.__setattr__(self, "events", sorted_events)
         object.__setattr__(self, "info", info)
 
     @classmethod
@@ -91,7 +91,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The ranks of the run, sorted: all ranks in ``info`` or with events."""
+        """The ranks in ``info`` and the ranks that have events, sorted."""
         return sorted({*range(self.info.world_size), *self.info.ranks, *self.table.rank.tolist()})
 
     @property
@@ -162,7 +162,7 @@ class EventLog(Sequence[Event]):
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``{(from, to): (messages, bytes)}`` of the point-to-point messages, by host.
 
-        Collectives are not included: the backend's transfers are not recorded.
+        Collectives are not included, because the backend's transfers are not recorded.
         """
         return traffic(self.hosts, self.pairs.sums())
 

@@ -70,11 +70,11 @@ class Operations:
             )
             for state in (State.STARTED, State.BLOCKED)
         )
-        self._begun = self.begin.copy()
+        self._start_events = self.begin.copy()
         self.blocked: Floats = np.full(len(heads), np.nan)
-        self._begun[operation[started[::-1]]] = order[started[::-1]]  # keeps the first
+        self._start_events[operation[started[::-1]]] = order[started[::-1]]  # keeps the first
         self.blocked[operation[blocked]] = time[order[blocked]]
-        self.start: Floats = time[self._begun]
+        self.start: Floats = time[self._start_events]
         nbytes = table.each(category.nbytes for category in table.categories)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
         self._combine_categories()
@@ -109,18 +109,18 @@ class Operations:
         """Number the matches: first by id, then by order."""
         ids: dict[str, int] = {}
         number = np.full(len(self._table), -1)
-        given_ids = {i: match for i, match in self._table.match.items() if match}
-        number[[*given_ids]] = [ids.setdefault(match, len(ids)) for match in given_ids.values()]
+        named = {i: match for i, match in self._table.match.items() if match}
+        number[[*named]] = [ids.setdefault(match, len(ids)) for match in named.values()]
         first, last = number[[self.begin, self.last]]
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
-        counted = self.each(
+        is_ordered = self.each(
             k.op in COLLECTIVES or (k.op in P2P and k.peer is not None) for k in self.categories
         )
-        unmatched = np.flatnonzero((self.match < 0) & counted.astype(bool))
+        unmatched = np.flatnonzero((self.match < 0) & is_ordered.astype(bool))
         channel, side = self._channels_of(unmatched)
-        before = occurrence(channel * (int(side.max(initial=0)) + 1) + side)
-        keys, number = np.unique(channel * (len(self) + 1) + before, return_inverse=True)
+        position = occurrence(channel * (int(side.max(initial=0)) + 1) + side)
+        keys, number = np.unique(channel * (len(self) + 1) + position, return_inverse=True)
         self.match[unmatched] = self.named + number
         self._channel, self.position = np.divmod(
             np.append(np.zeros(self.named, np.int64), keys), len(self) + 1
@@ -135,9 +135,9 @@ class Operations:
         pairs = (divmod(k, len(self.categories)) for k in kinds.tolist())
         channels = [channel_of(rank, self.categories[category]) for rank, category in pairs]
         numbers: dict[Channel, int] = {}
-        numbered = [(numbers.setdefault(channel, len(numbers)), side) for channel, side in channels]
+        rows = [(numbers.setdefault(channel, len(numbers)), side) for channel, side in channels]
         self._channels = [*numbers]
-        channel, side = np.array(numbered, np.int64).reshape(-1, 2)[kind].T
+        channel, side = np.array(rows, np.int64).reshape(-1, 2)[kind].T
         return channel, side
 
     def match_id(self, match: int) -> str:
@@ -152,8 +152,8 @@ class Operations:
 
     def is_any_of(self, ops: Iterable[Op]) -> Bools:
         """Return whether the kind of each operation is one of ``ops``."""
-        wanted = frozenset(ops)
-        return self.each(category.op in wanted for category in self.categories).astype(bool)
+        kinds = frozenset(ops)
+        return self.each(category.op in kinds for category in self.categories).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
@@ -170,7 +170,7 @@ class Operations:
         """Return the values of the operations' tensors before and after them."""
         summary = self._table.summary.get
         # before a receive, its buffer is undefined
-        begin = np.where(self.is_any_of([Op.RECV]), -1, np.stack([self._begun, self.begin]))
+        begin = np.where(self.is_any_of([Op.RECV]), -1, np.stack([self._start_events, self.begin]))
         last = np.where(self.ended, self.last, -1)
         numbers = [*begin[:, indices].tolist(), last[indices].tolist()]
         return [(summary(s) or summary(b), summary(e)) for s, b, e in zip(*numbers, strict=True)]
@@ -222,40 +222,40 @@ class Pairs:
         members = np.flatnonzero(ops.is_any_of(COLLECTIVES))
         numbers, self.collective[members] = np.unique(ops.match[members], return_inverse=True)
         self.collective_count = len(numbers)
-        begun = np.zeros(ops.match_count, bool)
-        begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
+        is_begun = np.zeros(ops.match_count, bool)
+        is_begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
         send, recv, request = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
-        unnamed = ops.named + np.flatnonzero(((send >= 0) | (recv >= 0))[ops.named :])
+        p2p = ops.named + np.flatnonzero(((send >= 0) | (recv >= 0))[ops.named :])
         peer = ops.each(-1 if k.peer is None else k.peer for k in ops.categories)
-        requested = np.flatnonzero(begun & (request >= 0))
-        requested = requested[peer[request[requested]] >= 0]
-        replied = requested[send[requested] >= 0]
-        self._requests = request[requested], recv[requested], send[requested]
-        self.send = np.concatenate([send[unnamed], request[requested], send[replied]])
-        self.recv = np.concatenate([recv[unnamed], recv[requested], request[replied]])
-        self.match = np.concatenate([unnamed, requested, replied])
-        self.p2p, self.is_started = self.match >= ops.named, begun[self.match]
+        requests = np.flatnonzero(is_begun & (request >= 0))
+        requests = requests[peer[request[requests]] >= 0]
+        replies = requests[send[requests] >= 0]
+        self._requests = request[requests], recv[requests], send[requests]
+        self.send = np.concatenate([send[p2p], request[requests], send[replies]])
+        self.recv = np.concatenate([recv[p2p], recv[requests], request[replies]])
+        self.match = np.concatenate([p2p, requests, replies])
+        self.p2p, self.is_started = self.match >= ops.named, is_begun[self.match]
         self.src = np.where(self.send >= 0, ops.rank[self.send], peer[self.recv])
         self.dst = np.where(self.recv >= 0, ops.rank[self.recv], peer[self.send])
         self._measure()
 
     def _first(self, ops: Iterable[Op]) -> Ints:
         """Return the first of these operations in each match; repetitions are ignored."""
-        matched = np.flatnonzero(self.ops.is_any_of(ops) & (self.ops.match >= 0))
-        matched = matched[np.argsort(self.ops.start[matched], kind="stable")[::-1]]
+        indices = np.flatnonzero(self.ops.is_any_of(ops) & (self.ops.match >= 0))
+        indices = indices[np.argsort(self.ops.start[indices], kind="stable")[::-1]]
         first = np.full(self.ops.match_count, -1)
-        first[self.ops.match[matched]] = matched
+        first[self.ops.match[indices]] = indices
         return first
 
     def _measure(self) -> None:
         ops, send, recv = self.ops, self.send, self.recv
         request = ops.is_any_of(REQUESTS)
         self.sent = np.where((send >= 0) & ~ops.scheduled[send], ops.start[send], np.nan)
-        failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
-        unreceived = (recv < 0) | (self.p2p & failed[recv])
-        self.received = np.where(unreceived, np.nan, ops.end[recv])
+        is_failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
+        is_lost = (recv < 0) | (self.p2p & is_failed[recv])
+        self.received = np.where(is_lost, np.nan, ops.end[recv])
         is_request = (send >= 0) & request[send]
-        self.is_partial = is_request & (recv < 0) & (ops.ended & ~failed)[send]
+        self.is_partial = is_request & (recv < 0) & (ops.ended & ~is_failed)[send]
         self.described_by = np.where(
             (recv >= 0) & request[recv], recv, np.where(send >= 0, send, recv)
         )
@@ -282,9 +282,11 @@ class Pairs:
     def matches(self) -> dict[tuple[int, int], str]:
         """Return the match id of each operation, by ``(rank, seq)``."""
         ops = self.ops
-        matched = ops.match >= 0
+        is_matched = ops.match >= 0
         ids = [*map(ops.match_id, range(ops.match_count))]
-        numbers = zip(*(c[matched].tolist() for c in (ops.rank, ops.seq, ops.match)), strict=True)
+        numbers = zip(
+            *(column[is_matched].tolist() for column in (ops.rank, ops.seq, ops.match)), strict=True
+        )
         return {(rank, seq): ids[match] for rank, seq, match in numbers}
 
     def messages(self) -> list[Message]:

@@ -22,7 +22,7 @@ class Trace(EventLog):
     """The communication of the ranks of one run: an immutable sequence of events.
 
     Args:
-        events: in any order; the trace sorts them by time.
+        events: the events, in any order; the trace sorts them by time.
         info: metadata of the run: its name, ranks, groups, ends, sources, and the limits of the
             recording.
 
@@ -54,7 +54,7 @@ class Trace(EventLog):
         PyTorch's flight-recorder dumps (JSON or pickle; only plain values are read) and the
         Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or their
         folder. The rank is read from the file's content, or else from a number in its name;
-        ``info.ranks`` contains the file of each. The format is detected from the content, not
+        ``info.ranks`` contains the file of each rank. The format is detected from the content, not
         from the name. :meth:`diagnose` reports the limits of such files.
 
         A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the
@@ -64,7 +64,7 @@ class Trace(EventLog):
             path: a file, several files of one run, or a folder.
 
         Raises:
-            TraceFileError: not a trace, corrupt, truncated, or of another version.
+            TraceFileError: a file is not a trace, is corrupt or truncated, or has another version.
             FileNotFoundError: the file does not exist.
             IsADirectoryError: the folder is empty.
 
@@ -80,7 +80,7 @@ class Trace(EventLog):
         return trace
 
     def to_chrome(self, path: str | Path) -> Path:
-        """Write Chrome trace JSON: open it in https://ui.perfetto.dev or chrome://tracing."""
+        """Write Chrome trace JSON, for https://ui.perfetto.dev or chrome://tracing."""
         from distkit.trace import chrome
 
         return chrome.to_chrome(self, path)
@@ -111,5 +111,5 @@ def without_idle_servers(trace: Trace) -> Trace:
     2
     """
     idle = {r for r, process in trace.info.ranks.items() if process.role in ("server", "scheduler")}
-    used = not idle or any(e.op is Op.REGISTER and e.rank not in idle for e in trace.events)
-    return trace if used else Trace((e for e in trace if e.rank not in idle), trace.info)
+    has_store = not idle or any(e.op is Op.REGISTER and e.rank not in idle for e in trace.events)
+    return trace if has_store else Trace((e for e in trace if e.rank not in idle), trace.info)

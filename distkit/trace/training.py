@@ -19,13 +19,13 @@ ByRank = dict[int, Summary]
 
 
 def is_note(record: Event | Category) -> bool:
-    """Return whether a mark is from ``watch_gradients``; only the gradients view shows these."""
+    """Return whether a mark is from ``watch_gradients``; only the gradients view shows it."""
     return "watched" in record.attributes and record.op is Op.MARK
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The values that a rank passed to ``step``; NaN for missing ones."""
+    """The values that a rank passed to ``step``; NaN for missing values."""
 
     loss: float
     lr: float
@@ -116,11 +116,11 @@ def _in_order(
     layers: dict[str, tuple[int, ...]], lanes: dict[int, list[Span]]
 ) -> dict[str, tuple[int, ...]]:
     """Sort layers in the model's order, inferred from the completion of the gradients' marks."""
-    done = sorted(
+    completions = sorted(
         (s.end, str(s.attributes.get("name", "")))
         for lane in lanes.values()
         for s in lane
         if s.end is not None and s.attributes.get("watched") == "gradient"
     )
-    names = dict.fromkeys([*(name for _, name in done), *reversed(layers)])
+    names = dict.fromkeys([*(name for _, name in completions), *reversed(layers)])
     return {name: layers[name] for name in names}

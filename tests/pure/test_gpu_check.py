@@ -37,13 +37,13 @@ def tool() -> ModuleType:
 
 def test_measured_page_is_up_to_date() -> None:
     page = (measured.FOLDER / "README.md").read_text()
-    assert page == measured.rendered(measured.reports()), "run tools/gpu-check --render"
+    assert page == measured.render_text(measured.reports()), "run tools/gpu-check --render"
 
 
 def test_every_figure_and_marked_test_has_a_row() -> None:
-    page = measured.rendered([])
+    page = measured.render_text([])
     assert all(f"| {row.name} |" in page for row, _ in ROWS)
-    assert f"| {measured.BEYOND[0]} | {measured.NOT_MEASURED} |" in page
+    assert f"| {measured.NOT_COVERED[0]} | {measured.NOT_MEASURED} |" in page
     found = {test.name: test for test in measured.tests()}
     row_of_test = found["test_device_gradients_are_summed_before_the_push"]
     assert (row_of_test.file, row_of_test.runs_on_cpu) == (
@@ -74,4 +74,4 @@ USABLE = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
 def test_unusable_python_is_explained(
     tool: ModuleType, change: dict[str, Any], stand_in: str, reason: str
 ) -> None:
-    assert tool.unsuitable({**USABLE, **change}, stand_in) == reason
+    assert tool.reason_against({**USABLE, **change}, stand_in) == reason

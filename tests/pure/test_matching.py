@@ -136,7 +136,7 @@ def test_message_joins_matching_send_and_receive(lanes):
 def test_batches_do_not_change_the_result(lanes, data):
     complete, table = Trace([e for lane in lanes for e in lane]), Table.from_events([])
     for batch in split(data, lanes):
-        table = Table.joined([table, Table.from_events(batch)])
+        table = Table.concatenate([table, Table.from_events(batch)])
     grown = Trace.from_table(table, complete.info)
     assert grown.spans == complete.spans
     assert grown.matches == complete.matches

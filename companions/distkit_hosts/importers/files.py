@@ -22,7 +22,7 @@ from msgspec import structs
 from distkit.errors import TraceFileError
 from distkit.events import Event
 from distkit.trace import file
-from distkit.trace.file import unpacked
+from distkit.trace.file import unpack
 from distkit.trace.info import MAX_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
 from distkit_hosts.importers import flight_recorder, kineto
@@ -77,7 +77,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
             f"{_names(files)}: no calls of torch.distributed were found. Record a step that "
             "communicates."
         )
-    trace: Log = checked(files, lambda: file.checked(kind(events, info)))
+    trace: Log = checked(files, lambda: file.round_trip(kind(events, info)))
     return trace
 
 
@@ -95,7 +95,7 @@ def _parse(path: Path) -> _File:
         raise TraceFileError(
             f"{path} is a distkit trace of all ranks. Load only this file: dk.Trace.load(FILE)."
         )
-    content = unpacked(path)
+    content = unpack(path)
     if content[:1] == _PICKLE:
         value = PlainUnpickler(io.BytesIO(content)).load()
     else:

@@ -42,7 +42,7 @@ def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
         TraceFileError: a file is damaged.
     """
     files = [record.path for record in records]
-    trace: Log = checked(files, lambda: file.checked(kind(*merge(records))))
+    trace: Log = checked(files, lambda: file.round_trip(kind(*merge(records))))
     return trace
 
 

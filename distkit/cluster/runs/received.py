@@ -157,7 +157,7 @@ class LiveTrace:
 
         with self._unpack_lock:
             self._unpack()
-            self._tables = [Table.joined(self._tables)]
+            self._tables = [Table.concatenate(self._tables)]
             return self._tables[0]
 
     def _unpack(self) -> None:
