@@ -85,10 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.help, usage=command.usage)
+        subparser = commands.add_parser(name, help=command.help, usage=command.usage)
         for argument, options in command.arguments.items():
-            added.add_argument(argument, **options)
-        added.set_defaults(run=command.run, usage_error=added.error)
+            subparser.add_argument(argument, **options)
+        subparser.set_defaults(run=command.run, usage_error=subparser.error)
     for module in dict.fromkeys(COMPANIONS.values()):
         with suppress(CompanionError):
             load(module).add(commands)
@@ -143,9 +143,9 @@ def _trace(args: argparse.Namespace, remaining: list[str]) -> int | None:
     try:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
-        unfinished = getattr(error, "run", None)
-        if isinstance(unfinished, Run):  # the trace shows how far it got
-            save_trace(unfinished.trace, args)
+        failed_run = getattr(error, "run", None)
+        if isinstance(failed_run, Run):  # the trace shows how far it got
+            save_trace(failed_run.trace, args)
         raise
     save_trace(run.trace, args)
     return None

@@ -216,7 +216,7 @@ def _order(plan: Plan, replica: int) -> Sequence[int]:
     if plan.policy is AutoShardPolicy.FILE:
         blocks = _file_ranges(plan)[replica :: plan.replicas]
     if plan.seed is not None:
-        return _shuffled(blocks, [plan.seed, plan.epoch, replica])
+        return _shuffle(blocks, [plan.seed, plan.epoch, replica])
     return blocks[0] if len(blocks) == 1 else array("q", chain.from_iterable(blocks))
 
 
@@ -226,7 +226,7 @@ def _file_ranges(plan: Plan) -> list[range]:
     return [range(end - size, end) for end, (_, size) in zip(ends, plan.files, strict=True)]
 
 
-def _shuffled(blocks: list[range], seed: list[int]) -> array[int]:
+def _shuffle(blocks: list[range], seed: list[int]) -> array[int]:
     """Return shuffled blocks in random order, so that only one file is read at any time."""
     rng = np.random.default_rng(seed)
     parts = [np.asarray(rng.permutation(blocks[i])) for i in rng.permutation(len(blocks))]
@@ -400,8 +400,8 @@ class _Files:
                     f"{path} is neither .npy nor .npz. Save its arrays with numpy.savez(file, x, "
                     "y), or pass a torch.utils.data.Dataset that reads it."
                 )
-            loaded = np.load(path, mmap_mode="r")
-            self._arrays = (loaded,) if path.suffix == ".npy" else tuple(loaded.values())
+            content = np.load(path, mmap_mode="r")
+            self._arrays = (content,) if path.suffix == ".npy" else tuple(content.values())
             self._open = path
         return self._arrays
 
@@ -430,9 +430,9 @@ def open_data(data: Any) -> Any:
     )
 
 
-def _collate(samples: list[Any], like: Any) -> Any:
-    """Return samples as one batch; if there are none, a batch of 0 rows like ``like``."""
-    batch = default_collate(samples or [like])
+def _collate(samples: list[Any], template: Any) -> Any:
+    """Return samples as one batch; if there are none, a batch of 0 rows like ``template``."""
+    batch = default_collate(samples or [template])
     if not samples:
         batch = tree_map(lambda part: part[:0], batch)
     return tuple(batch) if isinstance(batch, list) else batch
@@ -499,7 +499,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         >>> dk.run_ranks(lambda: dk.data.evaluate(net, dk.data.digits()), 3)  # doctest: +SKIP
     """
     rank, replicas = rank_and_world_size() if dist.is_initialized() else (0, 1)
-    source, training = open_data(data), model.training
+    source, was_training = open_data(data), model.training
     samples = range(len(source))
     batches = [samples[first : first + batch] for first in samples[::batch]]
     sums = [(0.0, 0)] * len(batches)
@@ -509,7 +509,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
             for i in range(rank, len(batches), replicas):
                 sums[i] = _sum_metric(model, source.take(batches[i]), metric)
     finally:
-        model.train(training)
+        model.train(was_training)
     # the rows of other replicas are 0
     table = torch.tensor(sums, dtype=torch.float64, device=_device(model))
     if replicas > 1:

@@ -152,7 +152,7 @@ def sync_sgd() -> Result:
     run = run_ranks(train_in_step, RANKS)
     losses = torch.tensor([r["losses"] for r in run.results]).mean(0).tolist()
     lines = [
-        f"{len(losses)} steps of {RANKS} x {BATCH} images: {_learned(losses, run.results)}",
+        f"{len(losses)} steps of {RANKS} x {BATCH} images: {_progress(losses, run.results)}",
         f"replicas bitwise equal: {_equal(r['weights'] for r in run.results)}",
         _brief(run.trace),
     ]
@@ -170,9 +170,9 @@ def parameter_server() -> Result:
             run = cluster.run(train_with_servers, mode)
             losses = run.results[0]["losses"]
             traces |= {mode: first_steps(run.trace, "gradient"), f"{mode} (all steps)": run.trace}
-            learned = _learned(losses, run.results)
+            progress = _progress(losses, run.results)
             lines += [
-                f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, {learned}",
+                f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, {progress}",
                 f"      {_brief(run.trace)}",
             ]
     return lines, traces
@@ -216,9 +216,9 @@ def _brief(trace: Trace) -> str:
     return ", ".join(filter(None, [messages, calls, human_seconds(trace.seconds)]))
 
 
-def _learned(losses: list[float], results: list[Any]) -> str:
-    reached = accuracy(results[0]["weights"])
-    return f"loss {losses[0]:.3f} → {losses[-1]:.3f}, accuracy {reached:.1%}"
+def _progress(losses: list[float], results: list[Any]) -> str:
+    final_accuracy = accuracy(results[0]["weights"])
+    return f"loss {losses[0]:.3f} → {losses[-1]:.3f}, accuracy {final_accuracy:.1%}"
 
 
 def _equal(tensors: Iterable[Tensor]) -> str:

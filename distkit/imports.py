@@ -115,8 +115,8 @@ def libraries(path: Iterable[str]) -> list[str]:
 def _is_standard_library(entry: str) -> bool:
     """Return whether an entry is the standard library, its zip file or its compiled modules."""
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    return entry in folders or Path(entry).name in (zipped, "lib-dynload")
+    zip_name = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    return entry in folders or Path(entry).name in (zip_name, "lib-dynload")
 
 
 def _has_packages(folder: Path) -> bool:

@@ -165,7 +165,7 @@ def _parse_ranks(words: list[str], cluster: Cluster) -> list[int] | None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def _with_short_errors(structured: Any) -> Any:
+def _with_short_errors(original: Any) -> Any:
     """Return IPython's ``structured_traceback`` with shortened errors."""
 
     def structured_traceback(
@@ -173,7 +173,7 @@ def _with_short_errors(structured: Any) -> Any:
     ) -> Any:
         if isinstance(error, BaseException) and tb is not None:
             kind, error, tb = shorten(error, tb)
-        return structured(kind, error, tb, *args, **kwargs)
+        return original(kind, error, tb, *args, **kwargs)
 
     return structured_traceback
 

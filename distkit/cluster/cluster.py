@@ -483,4 +483,4 @@ class Cluster:
 def latest() -> Cluster | None:
     """Return this process's latest cluster that has not been stopped; None if there is none."""
     alive = [c for c in _clusters if not c._supervisor.closed]
-    return max(alive, key=lambda c: c._supervisor.started, default=None)
+    return max(alive, key=lambda c: c._supervisor.start_time, default=None)

@@ -41,7 +41,7 @@ class Supervisor:
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card = Card(self)
         self.stage, self.failure = "starting", ""
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
         self.run: Conductor | None = None
         self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None

@@ -165,7 +165,7 @@ class CallContext:
         block: Callable[[], object],
     ) -> None:
         self._report, self._fingerprint, self._block = report, fingerprint, block
-        self._reported: list[str] = []
+        self._reported_names: list[str] = []
         stale = [model for model in _ddp_models if _parameters_without_gradient(model)]
         _ddp_models.difference_update(stale)  # their runs ended during a backward pass
 
@@ -195,8 +195,8 @@ class CallContext:
         missing = [
             name for model in list(_ddp_models) for name in _parameters_without_gradient(model)
         ]
-        if missing != self._reported:
-            self._reported = missing
+        if missing != self._reported_names:
+            self._reported_names = missing
             self._report("unreduced", missing)
 
 

@@ -95,7 +95,7 @@ class Clock:
     """Converts times of a device's events to the host's clock.
 
     The GPU reaches an event after the host records it and before the host observes its completion.
-    These times bound the offset between the clocks, exactly if the GPU was idle.
+    These times bound the offset between the clocks. The bound is exact if the GPU was idle.
 
     >>> class At:
     ...     def __init__(self, ms): self.ms = ms

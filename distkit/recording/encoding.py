@@ -140,16 +140,16 @@ class BlackBox:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_SIZE)
         # by id: shared fields with their packed form, which is costly to create
-        self._packed: dict[int, tuple[Any, bytes]] = {}
+        self._packed_fields: dict[int, tuple[Any, bytes]] = {}
 
     def store(self, run: int, number: int, row: Row) -> None:
         """Store an event's row without its values; ``number`` counts from 1 in each run."""
         seq, op, state, time, fields, _ = row
-        packed = self._packed.get(id(fields))
+        packed = self._packed_fields.get(id(fields))
         if packed is None:
-            if len(self._packed) >= _MAX_PACKED:
-                self._packed.clear()
-            packed = self._packed[id(fields)] = fields, encode(fields)
+            if len(self._packed_fields) >= _MAX_PACKED:
+                self._packed_fields.clear()
+            packed = self._packed_fields[id(fields)] = fields, encode(fields)
         entry = (
             _HEAD.pack(run, number, seq, _INDEX[op], _INDEX[state], time, len(packed[1]))
             + packed[1]

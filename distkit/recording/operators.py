@@ -101,7 +101,7 @@ def reduction(frame: FrameType) -> str:
 def object_function(frame: FrameType | None) -> str:
     """Return the name of the enclosing ``dist.*_object*`` function; "" if there is none.
 
-    Frames of the program may be in between, such as those of a TorchFunctionMode.
+    Frames of the program, such as a TorchFunctionMode's, may be in between.
     """
     while frame is not None:
         code = frame.f_code
@@ -113,9 +113,9 @@ def object_function(frame: FrameType | None) -> str:
 
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return how many rows an all_to_all sends to and receives from each rank; () if even."""
-    outputs, inputs, *rest = args
+    outputs, inputs, *options = args
     if isinstance(inputs, torch.Tensor):
-        received, sent = rest[1], rest[2]
+        received, sent = options[1], options[2]
         if not (received or sent):
             return ()
         size = len(received or sent)

@@ -45,10 +45,10 @@ def hook(undo: ExitStack, holder: Any, name: str, replacement: Callable[..., Any
     if (original := getattr(holder, name, None)) is not None:
 
         @wraps(original)
-        def hooked(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             return replacement(original, *args, **kwargs)
 
-        setattr(holder, name, hooked)
+        setattr(holder, name, wrapper)
         undo.callback(setattr, holder, name, original)
 
 
@@ -206,7 +206,7 @@ class UnwaitedCollectives:
         self._open: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         # keeps each Work alive until its caller holds it
         self._recent: deque[Any] = deque(maxlen=8)
-        self._collected: list[int] = []  # seqs of calls whose work was garbage-collected
+        self._collected_seqs: list[int] = []  # seqs of calls whose work was garbage-collected
 
     def add(self, work: Any, pending: Pending) -> None:
         """Track a call that returns ``work`` to user code."""
@@ -215,8 +215,8 @@ class UnwaitedCollectives:
         self._open[key] = weakref.ref(work, lambda _: self._on_collected(key, seq)), seq, group
 
     def _on_collected(self, key: int, seq: int) -> None:
-        if self._open.pop(key, None) is not None and len(self._collected) < _MAX_REPORTED:
-            self._collected.append(seq)
+        if self._open.pop(key, None) is not None and len(self._collected_seqs) < _MAX_REPORTED:
+            self._collected_seqs.append(seq)
 
     def forget(self, work: Any) -> None:
         """Stop tracking a Work that the program waits for."""
@@ -226,4 +226,4 @@ class UnwaitedCollectives:
     def calls(self, group: str = WORLD) -> list[int]:
         """Return the seqs of calls not waited for; for a group, only calls whose Work is alive."""
         alive = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
-        return sorted([*(self._collected if group == WORLD else ()), *alive])[:_MAX_REPORTED]
+        return sorted([*(self._collected_seqs if group == WORLD else ()), *alive])[:_MAX_REPORTED]

@@ -121,7 +121,7 @@ class Recorder:
         self._idle: tuple[int, int, float] | None = None
         self.in_flight: list[Pending] = []  # operations that a GPU still executes
         self._has_deferred = False  # some values may not have arrived
-        self._created, self._cpu_time = time.monotonic(), 0.0
+        self._start_time, self._cpu_time = time.monotonic(), 0.0
 
     def next_seq(self) -> int:
         """Return the number of the next operation."""
@@ -184,7 +184,7 @@ class Recorder:
     def may_summarize(self) -> bool:
         """Return whether the budget allows summarizing values; if not, count the event."""
         if self.stepped or self._cpu_time <= BUDGET + BUDGET_RATE * (
-            time.monotonic() - self._created
+            time.monotonic() - self._start_time
         ):
             return True
         self.without_values += 1

@@ -364,13 +364,13 @@ class Tap:
             return
         recorder.end_wait()
         for work, pending in self._sent_in_backward:
-            done = pending.begin is not None or _is_completed(work)
-            (self._record_outcome if done else self._complete_by_future)(work, pending)
+            is_done = pending.begin is not None or _is_completed(work)
+            (self._record_outcome if is_done else self._complete_by_future)(work, pending)
         self._sent_in_backward = []
 
     def _complete_by_future(self, work: Any, pending: Pending) -> None:
         if (future := _future_of(work)) is not None:  # otherwise the wait records it
-            future.add_done_callback(lambda done: self._record_outcome(work, pending, done))
+            future.add_done_callback(lambda f: self._record_outcome(work, pending, f))
 
     def _record_outcome(self, work: Any, pending: Pending, future: Any = None) -> None:
         """Record the outcome of a Work."""
@@ -502,8 +502,8 @@ class Tap:
             for key, (_, pending) in list(self._pending.items())
             if any(storage_of(t) == storage for t in pending.outputs)
         ]
-        removed = (self._pending.pop(key, None) for key in found_keys)
-        return [pair for pair in removed if pair is not None]
+        pairs = (self._pending.pop(key, None) for key in found_keys)
+        return [pair for pair in pairs if pair is not None]
 
     def _new_group_hook(
         self, create: Callable[..., Any], ranks: list[int] | None = None, *args: Any, **kwargs: Any
@@ -525,9 +525,9 @@ class Tap:
             self.groups.add(group)
             is_returned_to_user = returns_to_user(sys._getframe(1))
             if is_returned_to_user and (
-                leaked := self.groups.count_leaked(weakref.ref(group), where, members)
+                count := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
-                pending.fields = (*fields[:-2], (*facts, ("lost", leaked)), None)
+                pending.fields = (*fields[:-2], (*facts, ("lost", count)), None)
             if is_user_timeout(limit):
                 self._groups_with_timeout.add(group.group_name)
         pending.complete()
@@ -538,13 +538,13 @@ class Tap:
         recorder = _recorder.current()
         if recorder is not None:
             facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
-            if unfinished := self._unfinished(name):
-                facts["open"] = unfinished
+            if seqs := self._unfinished_calls(name):
+                facts["open"] = seqs
             seq, where = recorder.next_seq(), user_line(2)
             recorder.record(seq, Op.MARK, State.COMPLETED, attributes=facts, where=where)
         unregister(*([name] if name != WORLD else []))
 
-    def _unfinished(self, group: str) -> tuple[int, ...]:
+    def _unfinished_calls(self, group: str) -> tuple[int, ...]:
         """Return the seqs of unfinished calls on a group, or on all groups for the world."""
         messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.is_done]
         seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
@@ -575,8 +575,8 @@ def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., An
     """Replace an operator with ``replacement(redispatch, keys, …)`` until ``undo`` is closed."""
     library = torch.library.Library(operator.namespace, "IMPL")
     undo.callback(library._destroy)
-    hooked = partial(replacement, operator._handle.redispatch_boxed)
-    library.impl(operator, hooked, "BackendSelect", with_keyset=True)
+    kernel = partial(replacement, operator._handle.redispatch_boxed)
+    library.impl(operator, kernel, "BackendSelect", with_keyset=True)
 
 
 def _device_of(device: torch.device) -> Device:

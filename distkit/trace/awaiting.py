@@ -77,25 +77,25 @@ class PendingRequests:
         # workers were excluded or replaced, or may be left out of a round
         self._is_uncertain = False
         #: By topic: the number of requests of each worker, and of its pushes that have arrived.
-        self._requested: dict[object, Counter[int]] = defaultdict(Counter)
-        self._arrived: dict[object, Counter[int]] = defaultdict(Counter)
+        self._request_counts: dict[object, Counter[int]] = defaultdict(Counter)
+        self._arrival_counts: dict[object, Counter[int]] = defaultdict(Counter)
 
     def feed(self, e: Event) -> None:
         """Process a worker's event; each worker's events must arrive in order."""
         topic = _topic(e)
         if e.state is State.STARTED:
-            self._requested[topic][e.rank] += 1
+            self._request_counts[topic][e.rank] += 1
             if e.op is Op.REGISTER:
                 self._register(e)
         elif e.state is State.FAILED and e.op in (Op.PUSH, Op.INIT):
-            self._requested[topic][e.rank] -= 1  # rejected
+            self._request_counts[topic][e.rank] -= 1  # rejected
         elif e.state is State.COMPLETED and e.op is Op.PUSH:
-            self._arrived[topic][e.rank] += 1
+            self._arrival_counts[topic][e.rank] += 1
 
     def _register(self, e: Event) -> None:
         self._options = e.attributes
         self.rule = rule_of(**{"mode": "", **e.attributes})
-        self._is_uncertain |= self._requested[_topic(e)][e.rank] > 1 or self.rule.backup > 0
+        self._is_uncertain |= self._request_counts[_topic(e)][e.rank] > 1 or self.rule.backup > 0
 
     def worker_died(self, worker: int) -> None:
         """Record that a worker's process has exited; ``dist_sync`` then halts by default."""
@@ -106,7 +106,7 @@ class PendingRequests:
 
     def count(self, worker: int, request: Event | Span) -> int:
         """Return how many requests of the kind that ``request`` waits for a worker has made."""
-        return self._requested[_awaited_topic(request)][worker]
+        return self._request_counts[_awaited_topic(request)][worker]
 
     def awaited_by(self, request: Event | Span) -> Awaited:
         """Return the workers that an unanswered request waits for."""
@@ -124,7 +124,7 @@ class PendingRequests:
         if request.op is not Op.PULL:
             return self._find_behind(request, self.workers, count)
         topic = _awaited_topic(request)
-        if self._arrived[topic][request.rank] < self._requested[topic][request.rank]:
+        if self._arrival_counts[topic][request.rank] < self._request_counts[topic][request.rank]:
             return Awaited()  # the worker's own push is unacknowledged and may be rejected
         return self._find_behind(request, self.workers, self.rule.required_clock(count))
 

@@ -161,7 +161,7 @@ def test_stop_button_interrupts_the_run(usable: dk.Cluster) -> None:
 
     def press() -> None:
         while not any(f.hang for f in usable.diagnose()):
-            run._conductor.done.wait(0.02)
+            run._conductor.finished_event.wait(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt, match=r"in a cycle(?s:.*)stopped on all ranks"):

@@ -31,7 +31,7 @@ from distkit.cluster import machine
 from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.fork_client import start_fork_server
-from distkit.cluster.processes.rank_spec import free_port, inherited
+from distkit.cluster.processes.rank_spec import free_port, inherited_fields
 from distkit.errors import StartError
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
@@ -105,7 +105,7 @@ class Agent:
             "executable": sys.executable,
             "pid": os.getpid(),
             "port": free_port(address),
-            **inherited(),
+            **inherited_fields(),
             "environ": {k: v for k, v in os.environ.items() if not _LAUNCHER.match(k)},
         }
 

@@ -124,7 +124,7 @@ class Following(Run):
         if self._attached.waiting:
             threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
         else:  # the run has already ended
-            self._attached.done.wait()
+            self._attached.finished_event.wait()
 
     @property
     def ends(self) -> dict[int, str]:
@@ -146,7 +146,7 @@ class Following(Run):
                 raise report.deadlock_error(self._attached.deadlock, state, self.trace)
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
-            self._attached.done.wait(POLL_INTERVAL)
+            self._attached.finished_event.wait(POLL_INTERVAL)
         if self.error is not None:
             raise self.error
         return self
@@ -290,7 +290,7 @@ class AttachedRun(Conductor):
         if end is not None:
             self.records[rank] = record
             self._add(rank, record.rows[self.live.rows[rank] :])
-            self.add_outcome(_outcome(rank, end, ended=rank in self._killed))
+            self.add_outcome(_outcome(rank, end, ended=rank in self._killed_ranks))
 
     def _add(self, rank: int, rows: list[Any]) -> None:
         self.handle_event(rank, "rows", (len(rows), encode_rows(rows)))

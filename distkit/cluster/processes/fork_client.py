@@ -54,7 +54,7 @@ class Child:
         self.channel, self.server, self.number = channel, server, number
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
-        self._ended = threading.Event()
+        self._status_event = threading.Event()
         #: Its exit status, set after its last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
@@ -94,10 +94,10 @@ class Child:
         self.status = status
         # children of the process may keep the other end open
         self.server.shut_down_channel(self.channel)
-        self._ended.set()
+        self._status_event.set()
 
     def _on_channel_closed(self) -> None:
-        self._ended.wait()
+        self._status_event.wait()
         assert self.status is not None
         self._exit.set_result(self.status)
 

@@ -100,7 +100,7 @@ class Spec:
         }
 
 
-def inherited() -> dict[str, Any]:
+def inherited_fields() -> dict[str, Any]:
     """Return the fields of Spec that a rank inherits from this process."""
     return {"environ": dict(os.environ), "path": list(sys.path), "cwd": str(Path.cwd())}
 

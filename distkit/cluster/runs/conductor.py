@@ -108,7 +108,7 @@ class Conductor:
         #: Outcome of each rank, in the order in which the ranks ended.
         self.outcomes: dict[int, Outcome] = {}
         self._expected_exits = set(expected_exits)
-        self._killed: set[int] = set()  # ranks whose processes were killed intentionally
+        self._killed_ranks: set[int] = set()  # ranks whose processes were killed intentionally
         #: Processes that exited and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
@@ -117,8 +117,8 @@ class Conductor:
         self.abandoned = ""  # why the run was ended, regardless of its ranks' states
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
-        self.done, self.finish_lock = threading.Event(), threading.RLock()
-        self._started, self.seconds = time.perf_counter(), 0.0
+        self.finished_event, self.finish_lock = threading.Event(), threading.RLock()
+        self._start_time, self.seconds = time.perf_counter(), 0.0
         self.error: RunError | None = None
         self._interrupt_findings: list[Finding] = []  # when the run was interrupted
         self._trace: Trace | None = None  # when it is complete
@@ -128,7 +128,7 @@ class Conductor:
     @property
     def finished(self) -> bool:
         """True if all ranks have ended, successfully or not."""
-        return self.done.is_set()
+        return self.finished_event.is_set()
 
     @property
     def ending(self) -> bool:
@@ -197,7 +197,7 @@ class Conductor:
 
     def abandon(self, reason: str) -> None:
         """End the run, regardless of its ranks' states; its error quotes ``reason``."""
-        self._killed.update(self.ranks)
+        self._killed_ranks.update(self.ranks)
         self.abandoned = self.abandoned or reason
         self.interrupt()
 
@@ -243,7 +243,7 @@ class Conductor:
         if self.finished:  # the cluster has killed the process
             return
         died_at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
-        if rank in self._killed:
+        if rank in self._killed_ranks:
             self.add_outcome(Outcome(rank, error=Failure("Released", time=died_at, released=True)))
         else:
             cause = exit_cause(status, expected=rank in self._expected_exits, log=log)
@@ -297,7 +297,7 @@ class Conductor:
             self._kill_ranks(controller, self.waiting)
         finally:
             with self.finish_lock:
-                self.done.set()
+                self.finished_event.set()
                 self.output.end()
                 self.live.end()
 
@@ -333,7 +333,7 @@ class Conductor:
         self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
 
     def _kill_ranks(self, controller: RankController, ranks: Collection[int]) -> None:
-        self._killed.update(ranks)
+        self._killed_ranks.update(ranks)
         controller.kill(ranks)
 
     def _wait_until(self, condition: Callable[[], Any], timeout: float | None = None) -> None:
@@ -368,7 +368,7 @@ class Conductor:
 
     def _conclude(self) -> None:
         """Determine the run's error; earlier checks take precedence."""
-        self.seconds = time.perf_counter() - self._started
+        self.seconds = time.perf_counter() - self._start_time
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
         all_outcomes = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(all_outcomes, key=lambda o: o.rank)

@@ -26,7 +26,7 @@ from distkit.cluster.processes.fork_client import (
     server,
     shut_down,
 )
-from distkit.cluster.processes.rank_spec import Spec, free_port, inherited
+from distkit.cluster.processes.rank_spec import Spec, free_port, inherited_fields
 from distkit.cluster.runs.conductor import Conductor, RankController
 from distkit.cluster.runs.outcome import exit_cause
 from distkit.errors import StartError
@@ -65,7 +65,7 @@ class ProcessHost:
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
         """Return the fields of a rank's Spec that depend on the machine."""
-        return {"folder": self.folder, **inherited()}
+        return {"folder": self.folder, **inherited_fields()}
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
         """Convert an interval to this machine's clock, shortened by the maximum error."""

@@ -59,7 +59,7 @@ class LiveTrace:
         self._tables: list[Table] = []  # the unpacked events
         self._ended = False
         #: Rows not yet unpacked.
-        self._packed: list[tuple[int, int, bytes, Any]] = []
+        self._packed_rows: list[tuple[int, int, bytes, Any]] = []
         self._unpack_lock = threading.RLock()  # reentrant: a subscriber may read the trace
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
 
@@ -71,7 +71,7 @@ class LiveTrace:
                 return
             self.event_count += count
         self.rows[rank] += count
-        self._packed.append((rank, self._first_seq[rank], packed, self.offset(rank)))
+        self._packed_rows.append((rank, self._first_seq[rank], packed, self.offset(rank)))
         if self._subscribers:
             self._unpack()
 
@@ -108,8 +108,8 @@ class LiveTrace:
         seq, label = self._first_seq[rank] - 1, {"label": "replaced"}
         self._append_events(
             [
-                Event(rank, seq, Op.MARK, state, self.clock(when), attributes=label)
-                for state, when in ((State.STARTED, start), (State.FAILED, end))
+                Event(rank, seq, Op.MARK, state, self.clock(t), attributes=label)
+                for state, t in ((State.STARTED, start), (State.FAILED, end))
             ]
         )
 
@@ -163,9 +163,9 @@ class LiveTrace:
     def _unpack(self) -> None:
         """Unpack rows into events and pass each event to the subscribers once."""
         with self._unpack_lock:
-            packed = list(self._packed)
+            packed = list(self._packed_rows)
             tables = [self._events_of(*batch) for batch in packed]
-            del self._packed[: len(packed)]  # last, because an interrupt may occur earlier
+            del self._packed_rows[: len(packed)]  # last, because an interrupt may occur earlier
             for table in tables:
                 self._append(table)
 
@@ -212,9 +212,9 @@ class OutputBuffer:
     def add(self, rank: int, stream: str, text: str) -> None:
         """Add a chunk of a rank's output."""
         with self._changed:
-            remaining = MAX_OUTPUT - self._length[rank]
-            if remaining > 0:
-                self._output[rank].append(text[:remaining])
+            space = MAX_OUTPUT - self._length[rank]
+            if space > 0:
+                self._output[rank].append(text[:space])
             self._length[rank] += len(text)
             *lines, partial = (self._partial.pop((rank, stream), "") + text).split("\n")
             if partial:
@@ -254,15 +254,15 @@ class OutputBuffer:
             text = "".join(f"[{self._noun} {rank}] {line}\n" for rank, _, line in group)
             print(text, end="", file=getattr(sys, stream), flush=True)
 
-    def print_until(self, finished: Callable[[], bool], timeout: float | None) -> bool:
-        """Print lines until ``finished()``; return False after ``timeout`` seconds."""
+    def print_until(self, is_finished: Callable[[], bool], timeout: float | None) -> bool:
+        """Print lines until ``is_finished()``; return False after ``timeout`` seconds."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while self._lines or not finished():
+        while self._lines or not is_finished():
             wait = min(0.1, deadline - time.monotonic())
             if wait <= 0:
                 return False
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or finished(), wait)
+                self._changed.wait_for(lambda: self._lines or is_finished(), wait)
             self.print_now()
         return True
 

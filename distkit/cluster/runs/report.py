@@ -59,10 +59,13 @@ def with_state(text: str, conclusion: str) -> str:
 
 
 def interrupt_error(
-    name: str, after: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
+    name: str, conclusion: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
     """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
-    texts = [with_state(f"{name} was stopped on all ranks", after), *_stop_positions(outcomes)]
+    texts = [
+        with_state(f"{name} was stopped on all ranks", conclusion),
+        *_stop_positions(outcomes),
+    ]
     return RunInterrupted("\n".join([*map(str, notable(findings)), " ".join(texts)]))
 
 
@@ -107,31 +110,31 @@ def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | No
         trace: the run's trace.
     """
     dead = [o for o in outcomes if o.died]
-    raised = [(o, o.error) for o in outcomes if o.error and not o.error.released]
-    causes = [(o, e) for o, e in raised if not is_consequence(e)] or raised[:1]
+    errors = [(o, o.error) for o in outcomes if o.error and not o.error.released]
+    causes = [(o, e) for o, e in errors if not is_consequence(e)] or errors[:1]
     if dead and not (causes and _precedes(*causes[0], dead[0], outcomes)):
         return _death_error(dead[0], trace)
     if causes:
         return _exception_error(*_first_cause(causes), trace)
-    if released := [o.rank for o in outcomes if o.error]:
-        return RunError(f"{name} was stopped on {named(released)} before it finished.")
+    if ranks := [o.rank for o in outcomes if o.error]:
+        return RunError(f"{name} was stopped on {named(ranks)} before it finished.")
     return None
 
 
-def _first_cause(raised: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
+def _first_cause(errors: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
     """Return the first exception; if several are simultaneous, the lowest rank's.
 
     A KVStoreError may be the consequence of another exception.
     """
-    first = min(e.time for _, e in raised)
-    simultaneous = [(o.rank, e) for o, e in raised if e.time - first < SIMULTANEOUS]
+    first = min(e.time for _, e in errors)
+    simultaneous = [(o.rank, e) for o, e in errors if e.time - first < SIMULTANEOUS]
     return min(simultaneous, key=lambda item: (item[1].type == "KVStoreError", item[0]))
 
 
-def _precedes(raised: Outcome, error: Failure, death: Outcome, outcomes: list[Outcome]) -> bool:
+def _precedes(outcome: Outcome, error: Failure, death: Outcome, outcomes: list[Outcome]) -> bool:
     """Return True if an exception cannot be the consequence of a process's exit."""
     return (
-        outcomes.index(raised) < outcomes.index(death)
+        outcomes.index(outcome) < outcomes.index(death)
         and not is_consequence(error)
         and error.type != "KVStoreError"
     )

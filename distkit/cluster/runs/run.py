@@ -242,8 +242,8 @@ def run_ranks(
     """Run a function on ``n`` new ranks and wait until it has finished.
 
     Ranks, recording and errors are the same as in :meth:`Cluster.run`. Ranks are forked from a
-    running process, so a run takes tens of milliseconds once that process has imported torch. It
-    uses only the CPU and gloo.
+    running process, so a run takes tens of milliseconds once that process has imported torch. Ranks
+    use only the CPU and gloo.
 
     Args:
         fn: a function, or the path of a torchrun-style script.
@@ -312,5 +312,5 @@ def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
         The new lines of output: rank, "stdout" or "stderr", text.
     """
     run._warned = True
-    run._conductor.done.wait(timeout)
+    run._conductor.finished_event.wait(timeout)
     return run._conductor.output.pop_lines()

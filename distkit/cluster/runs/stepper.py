@@ -75,8 +75,8 @@ class Stepper:
         self._controller, self._conductor = controller, run._conductor
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks), noun=self._conductor.live.info.rank_noun)
-        self._received: Counter[int] = Counter()  # number of events of each rank
-        self._received_before: dict[int, int] = {}  # the number when each rank was resumed
+        self._event_counts: Counter[int] = Counter()  # number of events of each rank
+        self._resume_counts: dict[int, int] = {}  # the number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
@@ -157,7 +157,7 @@ class Stepper:
         if self.run.finished:
             return
         self.run.interrupt()
-        self._conductor.done.wait(INTERRUPT_TIMEOUT)
+        self._conductor.finished_event.wait(INTERRUPT_TIMEOUT)
         self._record_moment(())
 
     # -- looking back ---------------------------------------------------------------
@@ -288,7 +288,7 @@ class Stepper:
             self._resume(ranks, 1)
         self._wait_until_settled()
         if self._is_ending():
-            self._conductor.done.wait(DIAGNOSIS_TIMEOUT)
+            self._conductor.finished_event.wait(DIAGNOSIS_TIMEOUT)
         if not self.finished:
             self._controller.collect_events()  # the servers' events belong to this moment
         self._record_moment(tuple(ranks))
@@ -302,7 +302,7 @@ class Stepper:
             if self._paused:
                 self._paused_seconds = time.monotonic() - self._last_time
                 self._resumed_at, self._paused = self._last_time, False
-            self._received_before = {r: self._received[r] for r in ranks}
+            self._resume_counts = {r: self._event_counts[r] for r in ranks}
         self._controller.open_gates(ranks, count)
 
     def _wait_until_settled(self) -> None:
@@ -320,7 +320,7 @@ class Stepper:
         run = self._conductor
         self._record_ends()
         if any(
-            self._received[r] == n and r in run.waiting for r, n in self._received_before.items()
+            self._event_counts[r] == n and r in run.waiting for r, n in self._resume_counts.items()
         ):
             return run.finished  # the rank has not yet received its permit
         return self._graph.settled or run.failed or run.finished
@@ -350,7 +350,7 @@ class Stepper:
 
     def _current_moment(self, choice: tuple[int, ...]) -> Moment:
         return Moment(
-            self._received.total(), self._last_time, choice, tuple(self._graph.rank_states)
+            self._event_counts.total(), self._last_time, choice, tuple(self._graph.rank_states)
         )
 
     def _record_ends(self) -> None:
@@ -371,7 +371,7 @@ class Stepper:
     def _on_events(self, events: Sequence[Event]) -> None:
         with self._changed:
             self._graph.feed(events)
-            self._received.update(e.rank for e in events)
+            self._event_counts.update(e.rank for e in events)
             self._last_time = max([self._last_time, *(e.time for e in events)])
             self._changed.notify_all()
         self._update_moment()

@@ -105,12 +105,12 @@ class KVStore:
             KVStoreError: the key was already initialized in this run, has another shape or dtype on
                 another worker, or is repeated.
         """
-        grouped = group_by_key("init", key, value)
-        layouts = {k: Layout.from_tensor(tensors[0]) for k, tensors in grouped.items()}
+        values = group_by_key("init", key, value)
+        layouts = {k: Layout.from_tensor(tensors[0]) for k, tensors in values.items()}
         is_initializer = self.rank == self._initializer
         self._step([*layouts], layouts.values() if is_initializer else ())
         self._requests.call(
-            [c for k in grouped for c in self._inits(k, layouts[k], grouped[k], is_initializer)]
+            [c for k in values for c in self._inits(k, layouts[k], values[k], is_initializer)]
         )
         self._layouts |= layouts
 
@@ -248,13 +248,13 @@ class KVStore:
             self._step(keys := key_list(key), map(self._layout, keys))
         else:  # the tensors cannot change before this returns
             self._post(gradients, copy=False)
-        pulled = self._pull(key, outs)
+        values = self._pull(key, outs)
         if outs is None:
-            results: Any = pulled if isinstance(pulled, list) else [pulled]
+            results: Any = values if isinstance(values, list) else [values]
             for k, result in zip(key_list(key), results, strict=True):
                 for tensor in gradients[k]:
                     tensor.detach().copy_(result)
-        return pulled
+        return values
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Send 2 bits per element of a gradient; the error is added to the next push.
@@ -351,8 +351,8 @@ class KVStore:
             name: the name, shared by the workers of this run.
             text: the text to store; None to read it.
         """
-        (stored,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
-        return str(stored.text)
+        (response,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
+        return str(response.text)
 
     # -- placement and end ------------------------------------------------------
 

@@ -156,7 +156,7 @@ class ReplyRecorder:
 def _record_message(
     rec: Recorder, op: Op, first: State, message: Message, facts: Facts, *, last: bool
 ) -> None:
-    """Record both events of a message, with its values in the last or the first one."""
+    """Record both events of a message, with the message's values in the last or first event."""
     seq, tensor = rec.next_seq(), _tensor(message)
     fields, values = _fields(message.node, tensor, facts, message.match), _values(rec, tensor)
     rec.put(seq, op, first, time.monotonic(), fields, None if last else values)

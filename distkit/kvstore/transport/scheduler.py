@@ -152,9 +152,9 @@ class Scheduler:
         self.at_barrier.pop(node, None)
         first = INCARNATION_STRIDE * self._incarnations[node]
         notices: list[Response] = [
-            Departed(to, -1, node, cause, first)  # not a response to a request
-            for to in (sorted(self.present) if self.started else ())
-            if to >= self.workers or node >= self.workers
+            Departed(receiver, -1, node, cause, first)  # not a response to a request
+            for receiver in (sorted(self.present) if self.started else ())
+            if receiver >= self.workers or node >= self.workers
         ]
         return [*notices, *(self._release_barrier() if self.started else self._start_if_complete())]
 
