@@ -40,7 +40,7 @@ class Synchronous:
     has_rounds: ClassVar[bool] = True
 
     def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
-        """Return the round of a gradient and its worker's next clock; None if it is too late.
+        """Return the round of a gradient and its worker's next clock, or None if it is too late.
 
         With backup workers, this is the round of the weights that the gradient was computed from.
         ``clock`` is the worker's clock, ``pulled`` the version that the gradient was computed from,

@@ -98,7 +98,7 @@ class Plan:
         replicas: number of replicas.
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
-        seed: seed of the random order; None for the order of the data.
+        seed: seed of the random order, or None for the order of the data.
         epoch: number of earlier epochs; each epoch has a different random order.
 
     >>> plan = Plan(AutoShardPolicy.DATA, global_batch=4, replicas=2, samples=10)
@@ -136,7 +136,7 @@ class Plan:
         return tuple(steps * full + part for full, part in zip(self.batch_sizes, last, strict=True))
 
     def rows(self, step: int, replica: int) -> Sequence[int]:
-        """Return a replica's samples in step 0, 1, …; none after its last sample.
+        """Return a replica's samples in a step (0, 1, …), or none after its last sample.
 
         ::
 
@@ -169,7 +169,7 @@ def make_plan(
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
         policy: a policy or its name.
-        seed: seed of the random order; None for the order of the data.
+        seed: seed of the random order, or None for the order of the data.
 
     Raises:
         ValueError: The global batch has fewer samples than there are replicas, the policy is

@@ -282,7 +282,7 @@ class Span:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from start to end; None until it ends."""
+        """Seconds from start to end, or None until it ends."""
         return None if self.end is None else self.end - self.start
 
 

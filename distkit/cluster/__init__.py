@@ -1,8 +1,8 @@
 """Starts ranks, runs functions on them, and cleans up.
 
-Within distkit, only this package imports ipyparallel. ``processes`` forks, connects and kills
-processes; ``rank`` is the code of a rank; ``runs`` controls a run from the kernel; ``cluster`` is
-the user's interface, and ``supervisor`` manages a cluster's processes.
+``cluster`` is the user's interface, and ``supervisor`` manages a cluster's processes. ``processes``
+forks, connects and kills processes, ``rank`` is the code of a rank, and ``runs`` controls a run
+from the kernel. Within distkit, only this package imports ipyparallel.
 """
 
 from typing import TYPE_CHECKING

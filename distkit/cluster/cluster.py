@@ -64,7 +64,7 @@ class Cluster:
             servers are assigned round-robin, and the scheduler runs on the first machine.
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
-        threads: torch threads per rank; None to share the available processors equally.
+        threads: torch threads per rank, or None to share the available processors equally.
         hosts: number of ranks on each machine, started over SSH: ``{"alpha": 2, "beta": 2}``; or a
             list of machines, which get the ranks in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
@@ -269,7 +269,7 @@ class Cluster:
 
         Args:
             source: Python code, as in a notebook's cell.
-            ranks: the ranks that run it; None for all.
+            ranks: the ranks that run it, or None for all.
             step: pause before each communication call, as :meth:`step` does.
             file: the source's name in tracebacks.
             seed: seed of the ranks' random numbers, as in :meth:`run`; without a seed the
@@ -481,6 +481,6 @@ class Cluster:
 
 
 def latest() -> Cluster | None:
-    """Return this process's latest cluster that has not been stopped; None if there is none."""
+    """Return this process's latest cluster that has not been stopped, or None if there is none."""
     alive = [c for c in _clusters if not c._supervisor.closed]
     return max(alive, key=lambda c: c._supervisor.start_time, default=None)

@@ -31,7 +31,7 @@ def usable_cores() -> int:
 
 
 def cpu_quota() -> float:
-    """Return the number of processors that the cgroups allow; infinity if there is no limit."""
+    """Return the number of processors that the cgroups allow, or infinity if there is no limit."""
     limits = [read_fields(cgroup / "cpu.max") for cgroup in cgroups()]
     quotas = [int(limit[0]) / int(limit[1]) for limit in limits if limit and limit[0] != "max"]
     return min(quotas, default=math.inf)
@@ -50,7 +50,7 @@ def memory() -> int:
 
 
 def cgroup_memory() -> float:
-    """Return the memory that the cgroups still allow [bytes]; infinity if there is no limit."""
+    """Return the memory that the cgroups still allow [bytes], or infinity if there is no limit."""
     return min(map(_memory_left, cgroups()), default=math.inf)
 
 
@@ -78,7 +78,7 @@ def cgroups() -> list[Path]:
 
 
 def read_fields(path: Path) -> list[str]:
-    """Return the fields of a /proc or cgroup file; [] if it does not exist."""
+    """Return the fields of a /proc or cgroup file, or [] if it does not exist."""
     try:
         return path.read_text().split()
     except OSError:

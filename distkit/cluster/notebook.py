@@ -42,7 +42,7 @@ def in_notebook() -> bool:
 
 
 def running_cell_id() -> str | None:
-    """Return the id of the running notebook cell; None if the front end does not send it."""
+    """Return the id of the running notebook cell, or None if the front end does not send it."""
     if not in_notebook():
         return None
     parent = shell().kernel.get_parent("shell") or {}

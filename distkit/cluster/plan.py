@@ -30,8 +30,8 @@ PROCESSES_PER_CORE = 8
 class Plan:
     """The plan of a cluster.
 
-    ``devices`` contains torch's name for each rank's device; ``note`` explains the backend on the
-    status card; ``oversubscription_warning`` describes the effect of too few cores.
+    ``devices`` contains torch's name for each rank's device. ``note`` explains the backend on the
+    status card, and ``oversubscription_warning`` describes the effect of too few cores.
     """
 
     ranks: int
@@ -75,8 +75,8 @@ def make_plan(
         backend: "auto", "gloo" or "nccl".
         cpus: number of usable processors.
         memory: memory available to new processes [bytes].
-        gpus: the machine's GPUs; None if it has none.
-        threads: torch threads per rank; None to share the processors equally.
+        gpus: the machine's GPUs, or None if it has none.
+        threads: torch threads per rank, or None to share the processors equally.
 
     Raises:
         StartError: the request cannot be met; the message names what is available.
@@ -165,7 +165,7 @@ class Gpus:
     Args:
         usable: the GPUs in CUDA's order.
         obstacle: why no GPU is usable, although the machine may have some.
-        nccl: version of torch's NCCL; () if torch has none.
+        nccl: version of torch's NCCL, or () if torch has none.
     """
 
     usable: tuple[Gpu, ...] = ()
@@ -264,7 +264,7 @@ def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
 
 
 def _why_not_nccl(devices: Sequence[str], gpus: Gpus) -> str:
-    """Explain why NCCL cannot connect ranks on these devices; "" if it can."""
+    """Explain why NCCL cannot connect ranks on these devices, or "" if it can."""
     if not gpus.nccl:
         return "torch is built without NCCL"
     shared_device, sharers = Counter(devices).most_common(1)[0]

@@ -83,7 +83,7 @@ class DeferredSummary:
         self._event = device.event()
 
     def poll(self) -> Values | None:
-        """Return the fields of a Summary, as ``summarize`` does; None until the copy is done."""
+        """Return the fields of a Summary, as ``summarize`` does, or None until the copy is done."""
         if not _is_reached(self._event):
             return None
         *values, square, minimum, maximum = self._numbers.tolist()
@@ -143,7 +143,7 @@ class InFlight:
         self._begin, self._call_time, self._end = begin, call_time, device.event()
 
     def poll(self) -> float | None:
-        """Return the end time on the host's clock [s]; None if the operation has not ended."""
+        """Return the end time on the host's clock [s], or None if the operation has not ended."""
         if not _is_reached(self._end):
             return None
         self.seconds = self._begin.elapsed_time(self._end) / 1e3

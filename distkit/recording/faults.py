@@ -90,7 +90,7 @@ def inject_faults(
     Args:
         delay: ``{rank: seconds}`` to delay each communication of the rank, as a straggler.
         latency: seconds added to each message and each collective.
-        bandwidth: bytes per second of a link; None for no limit.
+        bandwidth: bytes per second of a link, or None for no limit.
         kill: ``{rank: n}`` kills the rank's process after its n-th communication.
 
     Raises:

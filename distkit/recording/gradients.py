@@ -200,7 +200,7 @@ def _signs(size: int) -> Any:
 
 
 def _norms(tensors: list[Tensor]) -> tuple[float, ...]:
-    """Return the norm of each tensor; -1 for NaN and infinity, which JSON cannot represent."""
+    """Return the norm of each tensor, or -1 for NaN and infinity, which JSON cannot represent."""
     import torch
 
     norms = torch._foreach_norm([t.detach() for t in tensors])

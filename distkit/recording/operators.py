@@ -80,7 +80,7 @@ CALLS = {
 
 
 def reduction(frame: FrameType) -> str:
-    """Return the name of the reduction in the caller's frame; "" for sum.
+    """Return the name of the reduction in the caller's frame, or "" for sum.
 
     The c10d operator receives an opaque object. A ``dist.*`` function has the reduction in a local
     variable, and a functional operator has its name in the second argument.
@@ -99,7 +99,7 @@ def reduction(frame: FrameType) -> str:
 
 
 def object_function(frame: FrameType | None) -> str:
-    """Return the name of the enclosing ``dist.*_object*`` function; "" if there is none.
+    """Return the name of the enclosing ``dist.*_object*`` function, or "" if there is none.
 
     Frames of the program, such as a TorchFunctionMode's, may be in between.
     """
@@ -112,7 +112,7 @@ def object_function(frame: FrameType | None) -> str:
 
 
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return how many rows an all_to_all sends to and receives from each rank; () if even."""
+    """Return how many rows an all_to_all sends to and receives from each rank, or () if even."""
     outputs, inputs, *options = args
     if isinstance(inputs, torch.Tensor):
         received, sent = options[1], options[2]
@@ -197,7 +197,7 @@ class GroupInfo:
     members: tuple[int, ...]
 
     def rank(self, group_rank: int) -> int | None:
-        """Return the global rank of a member; None if it does not exist."""
+        """Return the global rank of a member, or None if it does not exist."""
         return self.members[group_rank] if 0 <= group_rank < len(self.members) else None
 
 
@@ -214,7 +214,7 @@ class Groups:
         self._created_groups: dict[Any, list[tuple[weakref.ref[Any], int]]] = defaultdict(list)
 
     def add(self, group: Any) -> GroupInfo | None:
-        """Register and return a group; None if torch does not know its members."""
+        """Register a group and return it, or None if torch does not know its members."""
         ranks = c10d._world.pg_group_ranks.get(group)
         if ranks is None:
             return None
@@ -223,7 +223,7 @@ class Groups:
         return info
 
     def find(self, script: Any) -> GroupInfo | None:
-        """Return an operator's group; None if the program constructed it directly."""
+        """Return an operator's group, or None if the program constructed it directly."""
         group = dist.ProcessGroup.unbox(script)
         info = self._infos.get(group) or self.add(group)
         if info is not None and info.name not in self.by_name:

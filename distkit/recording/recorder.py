@@ -230,7 +230,7 @@ class Recorder:
         self.waits.pop(threading.get_ident(), None)
 
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
-        """Return the wait of the whole rank as ``(seqs, since, now)``; None if it is not blocked.
+        """Return the wait of the whole rank as ``(seqs, since, now)``, or None if there is none.
 
         ``seqs`` contains one operation per communicating thread. A long wait is recorded once.
         """
@@ -257,7 +257,7 @@ class Recorder:
         )
 
     def _record_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
-        """Record and return the operation that a thread is blocked in; None if not blocked.
+        """Record and return the operation that a thread is blocked in, or None if not blocked.
 
         Only this method reads the stack, so short waits cost nothing.
         """
@@ -277,7 +277,7 @@ class Recorder:
         return wait.recorded_seq
 
     def _idle_since(self, now: float, autograd: bool) -> float | None:
-        """Return when the main thread began to wait for another thread; None if it is not waiting.
+        """Return when the main thread began to wait for another thread, or None if it does not.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """
@@ -367,7 +367,7 @@ _current: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """Return the recorder of this process; None if nothing is recorded."""
+    """Return the recorder of this process, or None if nothing is recorded."""
     return _current
 
 
@@ -408,7 +408,7 @@ def mark(label: str) -> Iterator[None]:
 
 
 def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
-    """Return the fields of a Summary of the values, as a tuple; None if there are no elements.
+    """Return the fields of a Summary of the values, as a tuple, or None if there are no elements.
 
     Several tensors are treated as one concatenated tensor, and a sparse tensor as its stored
     values. Beyond 65,536 elements, the statistics are computed from a strided sample, to bound the
@@ -509,7 +509,7 @@ def main_thread_line() -> str:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost user frame in a stack; "" if there is none."""
+    """Return ``file:line`` of the innermost user frame in a stack, or "" if there is none."""
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -608,7 +608,7 @@ def _capture_end(
 
 
 def _future_of(work: Any) -> Any:
-    """Return the future of a Work; None for gloo's reduce_scatter, which does not have one."""
+    """Return the future of a Work, or None for gloo's reduce_scatter, which does not have one."""
     try:
         return _get_future(work)
     except RuntimeError:

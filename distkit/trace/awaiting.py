@@ -190,7 +190,7 @@ def _same_key(one: str, other: str) -> bool:
 
 
 def similar(key: str, others: Iterable[str]) -> str:
-    """Return the most similar key; "" if none is similar.
+    """Return the most similar key, or "" if none is similar.
 
     Keys with the same numbers are preferred, since other numbers belong to other ranks.
 

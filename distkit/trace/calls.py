@@ -132,7 +132,7 @@ def keys(names: Sequence[Any]) -> str:
 
 
 def at(where: str) -> str:
-    """Return a line for use in a sentence: " at train.py:31"; "" if unknown."""
+    """Return a line for use in a sentence: " at train.py:31", or "" if unknown."""
     return f" at {where}" if where else ""
 
 
@@ -188,7 +188,7 @@ def comparable_size(record: Event | Span) -> int:
 
 
 def difference(one: Event | Span, other: Event | Span) -> str:
-    """Return the aspect in which two ranks' calls of one collective differ; "" if they agree.
+    """Return the aspect in which two ranks' calls of one collective differ, or "" if they agree.
 
     The result is "op", "members" (of a new group), "root", "dtype", "size" or "reduction". Aspects
     that cause hangs take precedence over aspects that only produce wrong values.

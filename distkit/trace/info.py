@@ -77,7 +77,7 @@ class ClockOffset(Struct, frozen=True, omit_defaults=True):
 
     Args:
         ahead: the offset, positive if the host's clock is ahead.
-        error: maximum error of the host's times; None if only wall clocks were compared.
+        error: maximum error of the host's times, or None if only wall clocks were compared.
     """
 
     ahead: Number
@@ -120,7 +120,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     Args:
         name: the name of the run.
-        world_size: the number of ranks; 0 if unknown.
+        world_size: the number of ranks, or 0 if unknown.
         groups: the ranks of each process group.
         ends: how each rank ended.
         until: the end of the trace [s].

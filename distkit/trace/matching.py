@@ -38,11 +38,19 @@ Values = tuple[Summary | None, Summary | None]
 class Operations:
     """The operations of a trace, sorted by rank and number.
 
-    These arrays have one element per operation: ``rank``, ``seq``, ``start`` and ``end`` [s] (NaN:
-    not ended), ``blocked`` (start of a long wait in it [s], NaN: none), ``nbytes``, ``category``
-    (index into ``categories``), ``match`` (number of its match, -1: none), ``begin`` and ``last``
-    (indices of its first and last event). Matches with numbers below ``named`` have an id from the
-    transport.
+    These arrays have one element per operation:
+
+    ===================  =======================================================
+    ``rank``, ``seq``    the rank and the number of the operation on it
+    ``start``, ``end``   [s]; ``end`` is NaN until the operation ends
+    ``blocked``          start of a long wait in the operation [s], or NaN
+    ``nbytes``           number of bytes
+    ``category``         index into ``categories``
+    ``match``            number of the match, or -1
+    ``begin``, ``last``  indices of the first and last event
+    ===================  =======================================================
+
+    Matches with numbers below ``named`` have an id from the transport.
 
     Args:
         table: the events.
@@ -204,13 +212,21 @@ class Operations:
 class Pairs:
     """Columns of the messages between operations, and of the operations of each collective.
 
-    ``collective`` has one element per operation: the number of its collective (-1: none), below
-    ``collective_count``. These arrays have one element per message: ``send`` and ``recv``
-    (operations, -1: none), ``sent`` and ``received`` [s] (NaN: never), ``src`` and ``dst`` (ranks),
-    ``nbytes``, ``described_by`` (an operation), ``is_started`` (False: its ranks are paused before
-    it), ``is_partial`` (a completed request whose arrival is not in the trace, for example because
-    the trace begins later), ``is_reply``, and ``p2p`` (False: a request or a reply; these are
-    last).
+    ``collective`` has one element per operation: the number of its collective, which is below
+    ``collective_count``, or -1. These arrays have one element per message:
+
+    ======================  ====================================================
+    ``send``, ``recv``      indices of the operations, or -1
+    ``sent``, ``received``  times [s], or NaN
+    ``src``, ``dst``        ranks
+    ``nbytes``              number of bytes
+    ``described_by``        index of the operation with the message's attributes
+    ``is_started``          False while the message's ranks are paused before it
+    ``is_partial``          True for a completed request whose arrival is not in
+                            the trace, for example because the trace begins later
+    ``is_reply``            True for a reply
+    ``p2p``                 False for requests and replies, which are last
+    ======================  ====================================================
 
     Args:
         ops: the operations to pair.

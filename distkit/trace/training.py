@@ -25,7 +25,7 @@ def is_note(record: Event | Category) -> bool:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The values that a rank passed to ``step``; NaN for missing values."""
+    """The values that a rank passed to ``step``, or NaN for missing values."""
 
     loss: float
     lr: float
@@ -106,7 +106,7 @@ def mean_loss(step: Step) -> float:
 
 
 def shares_of(step: Step) -> dict[int, float]:
-    """Return each rank's number of examples relative to the mean; 1 if unknown."""
+    """Return each rank's number of examples relative to the mean, or 1 if unknown."""
     samples = {r: report.samples for r, report in step.reports.items()}
     mean = sum(samples.values()) / (len(samples) or 1)
     return {r: n / mean if mean > 0 else 1.0 for r, n in samples.items()}

@@ -1,8 +1,8 @@
 """The fork server: a single-threaded process that has imported torch, and forks ranks.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
-memory. The fork server starts once per kernel (see ``fork_client.py``), outlives the kernel's
-clusters, and kills all its descendants and exits when the kernel exits.
+memory. The fork server starts once per kernel (see ``fork_client.py``) and outlives the kernel's
+clusters. When the kernel exits, it kills all its descendants and exits.
 
 Its parent is the *subreaper*. It forks the fork server before large imports, holds no lifeline,
 waits until the fork server exits, kills the remaining descendants and removes the folders. When the

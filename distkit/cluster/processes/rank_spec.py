@@ -42,12 +42,25 @@ LATE_MODULES = {
 class Spec:
     """Specification of a forked rank.
 
-    ``name`` is the prefix of its files in ``folder``; ``threads`` is torch's intra-op thread count;
-    ``backend`` and ``device`` are resolved, never "auto"; ``store`` names the store for the
-    rendezvous; ``port`` is a free port at the ``address`` of rank 0's machine, for programs that
-    use ``MASTER_PORT`` themselves. ``host`` is the number of the rank's machine among ``hosts``;
-    ``local_rank`` and ``local_world_size`` count the ranks on that machine; ``interface`` is the
-    network interface to the other machines, "" if there are none.
+    Args:
+        rank: the rank.
+        world_size: number of ranks.
+        folder: folder of the rank's files.
+        name: prefix of the names of these files.
+        backend: "gloo" or "nccl", never "auto".
+        device: torch's name of a device, never "auto".
+        threads: torch's intra-op thread count.
+        store: name of the store for the rendezvous.
+        environ: environment variables.
+        path: ``sys.path``.
+        cwd: working folder.
+        port: a free port of rank 0's machine, for programs that use ``MASTER_PORT`` themselves.
+        address: address of rank 0's machine.
+        interface: network interface to the other machines, or "" if there are none.
+        host: number of the rank's machine.
+        hosts: number of machines.
+        local_rank: number of the rank on its machine; by default ``rank``.
+        local_world_size: number of ranks on its machine; by default ``world_size``.
     """
 
     rank: int

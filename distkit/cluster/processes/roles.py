@@ -159,7 +159,7 @@ def plain_rank(lifeline: Channel, spec: Any, folder: str) -> None:
 
 
 def _exit_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
-    """Handle messages of the lifeline; kill this process and its children when it closes."""
+    """Handle the lifeline's messages, and kill this process and its children when it closes."""
     lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
 

@@ -88,7 +88,7 @@ def _remedy(message: str) -> str:
 
 
 def hint(error: BaseException, spec: Spec) -> str:
-    """Return a remedy for torch's exception; "" if there is none."""
+    """Return a remedy for torch's exception, or "" if there is none."""
     if isinstance(error, torch.OutOfMemoryError):
         return (
             f"\n{_describe_rank(spec)}. Use smaller batches or fewer ranks. cluster.restart() "

@@ -67,8 +67,8 @@ class Outbox:
     def capture(self) -> None:
         """Redirect descriptor 1, the output of C code and other processes.
 
-        Descriptor 2 stays in the log, for crash reports. A full pipe would block C code that prints
-        while it keeps the GIL, because the thread that reads the pipe needs the GIL.
+        Descriptor 2 stays in the log, for crash reports. The pipe is enlarged, because C code that
+        prints into a full pipe while it holds the GIL would block the thread that reads the pipe.
         """
         os.dup2(self._pipes[0].descriptor, 1)
         with suppress(AttributeError, OSError):  # only on Linux, up to the user's limit

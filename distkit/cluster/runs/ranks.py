@@ -49,7 +49,7 @@ class ProcessHost:
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.
-        address: its address as seen from other machines; "" if there are none.
+        address: its address as seen from other machines, or "" if there are none.
     """
 
     server: ForkClient
@@ -60,7 +60,7 @@ class ProcessHost:
 
     @property
     def clock(self) -> Any:
-        """The offset of its clock, as from :mod:`distkit_hosts.clocks`; None for this machine."""
+        """Offset of its clock, as from :mod:`distkit_hosts.clocks`, or None for this machine."""
         return None
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:

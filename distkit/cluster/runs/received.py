@@ -50,7 +50,7 @@ class LiveTrace:
         self.info, self._info_lock = structs.replace(info, groups={}), threading.RLock()
         #: Converts ranks' times to times of the trace, which exclude the pauses of a stepped run.
         self.clock: Callable[[float], float] = float
-        #: Offset of the clock of a rank's machine; None for this machine.
+        #: Offset of the clock of a rank's machine, or None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # other machines' clocks, once they send events
         self.event_count = self.dropped = 0  # number of events

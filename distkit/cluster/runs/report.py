@@ -99,7 +99,7 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
 
 
 def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | None:
-    """Return the error of a run; None if every rank returned.
+    """Return the error of a run, or None if every rank returned.
 
     The error reports the first cause, then its consequences. The exit of a process explains other
     ranks' errors, unless one of them occurred earlier for another reason.

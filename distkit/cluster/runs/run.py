@@ -81,7 +81,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """The duration of the run [s]; 0 until it is over."""
+        """The duration of the run [s], or 0 until it is over."""
         return self._conductor.seconds
 
     @property
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def error(self) -> RunError | None:
-        """The error of the run; None if there is none."""
+        """The error of the run, or None if there is none."""
         error = self._conductor.error
         if error is not None:
             error.run = self

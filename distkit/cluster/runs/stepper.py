@@ -209,7 +209,7 @@ class Stepper:
 
     @property
     def error(self) -> str:
-        """The text of the run's error; "" if there is none."""
+        """The text of the run's error, or "" if there is none."""
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:

@@ -193,7 +193,7 @@ class KVStore:
         return self._pull(key, outs)
 
     def _outs(self, key: Keys, out: Values | None) -> _Outs | None:
-        """Return the checked outputs; None if the values are returned."""
+        """Return the checked outputs, or None if the values are returned."""
         outs = None if out is None else group_by_key("pull", key, out)
         self._check("pull of", outs or {}, dtype=False)
         return outs
@@ -345,11 +345,11 @@ class KVStore:
     _barrier = barrier  # MXNet's name
 
     def note(self, name: str, text: str | None = None) -> str:
-        """Store a text under a name, or return the text stored there; "" if there is none.
+        """Store a text under a name and return it, or return the text that is stored there.
 
         Args:
             name: the name, shared by the workers of this run.
-            text: the text to store; None to read it.
+            text: the text to store, or None to read the stored text, which is "" by default.
         """
         (response,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
         return str(response.text)
@@ -438,7 +438,7 @@ def create(
             worker's devices are added on a device.
         bigarray_bound: minimum size of an array that is split over all servers [elements].
         staleness: for dist_async, the number of gradients by which a worker may be ahead of the
-            slowest before its pulls wait (bounded staleness); None for no limit.
+            slowest before its pulls wait (bounded staleness), or None for no limit.
         backup: for dist_sync, the number of workers that a round does not wait for. Gradients
             that arrive too late are dropped (``kv.dropped`` counts them).
         replication: number of servers that hold each value, 1 or 2. With 2, no acknowledged push
@@ -516,7 +516,7 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
 
 
 def current_node() -> Node | None:
-    """Return this process's node in its cluster during a run; None if it is not a worker."""
+    """Return this process's node in its cluster during a run, or None if it is not a worker."""
     return _node
 
 

@@ -1,8 +1,8 @@
 """Messages between workers, servers and the scheduler.
 
 A node sends a :class:`Request` and receives one :class:`Response` with the same ``node`` and
-``number``. :mod:`.wire` and :mod:`.transport` send messages, :mod:`.server` and :mod:`.scheduler`
-handle them.
+``number``. :mod:`.wire` and :mod:`.transport` send messages, and :mod:`.server` and
+:mod:`.scheduler` handle them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Note(Request):
 
 
 class NoteStored(Response):
-    """The text stored under the name; "" if none is stored."""
+    """The text stored under the name, or "" if none is stored."""
 
     text: str
 

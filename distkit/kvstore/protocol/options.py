@@ -29,7 +29,7 @@ class StoreOptions:
     Args:
         mode: one of :data:`MODES`.
         bound: minimum size of an array that is split over all servers [elements].
-        staleness: number of gradients by which a worker may be ahead of the slowest; None for no
+        staleness: number of gradients by which a worker may be ahead of the slowest, or None for no
             limit.
         backup: number of workers that a round does not wait for.
         replication: number of servers that hold each value: 1, or 2 with a backup.

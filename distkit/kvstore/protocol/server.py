@@ -46,10 +46,9 @@ class Entry(Struct, eq=False):
     """A key on this server.
 
     ``value`` is replaced, never changed in place, so a response being sent keeps its version.
-    ``rounds`` holds the gradients of incomplete rounds, by round and worker; ``clocks`` counts each
-    worker's gradients; ``waiting`` holds each unanswered pull and its worker's clock on arrival;
-    ``dropped`` counts each worker's late gradients. ``accepted`` is the number of each author's
-    latest push.
+    ``rounds`` holds the gradients of incomplete rounds, by round and worker. ``waiting`` holds each
+    unanswered pull and its worker's clock on arrival. ``clocks`` counts each worker's gradients,
+    and ``dropped`` its late gradients. ``accepted`` is the number of each author's latest push.
     """
 
     key: Key
@@ -104,9 +103,9 @@ class KVServer:
     Args:
         rule: the consistency model.
         workers: the workers whose gradients are applied.
-        on_crash: the effect of a worker's crash on workers that wait for it: with "halt" they wait
-            until the run ends, "continue" excludes the crashed worker, "replace" waits for its
-            replacement.
+        on_crash: the effect of a worker's crash on workers that wait for it. With "halt" they wait
+            until the run ends, with "continue" the crashed worker is excluded, and with "replace"
+            they wait for its replacement.
         require_optimizer: whether to reject gradients while no optimizer is set. Without an
             optimizer the sum of a round *replaces* the value, which is only meaningful if all
             workers contribute.
@@ -143,7 +142,7 @@ class KVServer:
         self.at_barrier: set[int] = set()
         #: By exited worker: the first request number of its replacement.
         self.first_numbers: dict[int, int] = {}
-        #: By key; None for all keys without a separate optimizer.
+        #: By key; the optimizer of None updates all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self.entries: dict[Key, Entry] = {}
         self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key

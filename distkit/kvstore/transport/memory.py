@@ -87,7 +87,7 @@ class Exchange:
     """The shared memory that this process and a peer lend to each other.
 
     Args:
-        pool: the memory of this process; None to lend nothing.
+        pool: the memory of this process, or None to lend nothing.
     """
 
     def __init__(self, pool: Pool | None) -> None:
@@ -97,7 +97,7 @@ class Exchange:
         self._returned_loans: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
-        """Lend a flat tensor; return its address and the loan's number, None if it must be sent."""
+        """Lend a flat tensor; return its address and the loan's number, or None if it is not lent."""
         if self._pool is None or tensor.nbytes < LARGE:
             return None
         if not self._pool.has(tensor):
@@ -163,7 +163,7 @@ _pool: Pool | None = None
 
 
 def shared_pool() -> Pool | None:
-    """Return this process's pool, which :func:`empty` then uses; None if not supported."""
+    """Return this process's pool, which :func:`empty` then uses, or None if not supported."""
     global _pool
     if _pool is None and sys.platform == "linux":
         with suppress(OSError):  # the address space may be limited

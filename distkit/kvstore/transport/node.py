@@ -26,7 +26,8 @@ class Node:
         servers: number of servers, S.
         folder: a folder that the nodes of one cluster share. Only its user can access it (0700),
             which protects the sockets in it.
-        keys: public and secret key of the run (CurveZMQ); None to rely on the folder's permissions.
+        keys: the run's public and secret key (CurveZMQ), or None to rely on the permissions of the
+            folder.
         incarnation: number of earlier processes of this node.
         address: the address of this host's interface to the other hosts, if there are any.
         scheduler_endpoint: the scheduler's endpoint, if it is on another host.
@@ -95,7 +96,7 @@ def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
     Args:
         context: ZeroMQ's context.
         kind: ``zmq.ROUTER`` to receive requests, ``zmq.DEALER`` to send them.
-        keys: the cluster's public and secret key; None to rely on the folder's permissions.
+        keys: the cluster's public and secret key, or None to rely on the folder's permissions.
     """
     sock = context.socket(kind)
     sock.linger = sock.sndhwm = sock.rcvhwm = 0
@@ -121,7 +122,7 @@ _EVENTS, _READABLE, _NOBLOCK = map(int, (zmq.EVENTS, zmq.POLLIN, zmq.NOBLOCK))
 
 
 def receive(sock: Any) -> list[Any] | None:
-    """Return the frames of the next message, without copying them; None if there is none."""
+    """Return the frames of the next message, without copying them, or None if there is none."""
     if sock.get(_EVENTS) & _READABLE:  # cheaper than zmq.Again
         with suppress(zmq.Again):  # the sender may have disconnected since
             frames: list[Any] = sock.recv_multipart(_NOBLOCK, copy=False)

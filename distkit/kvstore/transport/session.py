@@ -49,7 +49,7 @@ class Backup:
 
     Args:
         node: id of the primary.
-        target: id of its backup, which receives the copies; None if there is none.
+        target: id of the backup that receives the copies, or None if there is none.
     """
 
     def __init__(self, node: int, target: int | None = None) -> None:
