@@ -1,4 +1,4 @@
-"""Consistency models: which gradients an update applies, and which workers a pull waits for.
+"""Consistency models: which gradients an update applies and which workers a pull waits for.
 
 No side effects.
 

@@ -1,4 +1,4 @@
-"""Lazy imports of public names and companions, and files that shadow modules.
+"""Lazy imports of public names and companions, and detection of files that shadow modules.
 
 Companions import distkit like any program; distkit imports companions only through :func:`load`.
 

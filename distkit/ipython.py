@@ -45,7 +45,7 @@ _NOT_A_RANK = (
 
 
 def install(shell: Any) -> None:
-    """Add ``%%ranks`` and the cards to a shell, and shorten the tracebacks of users' mistakes."""
+    """Add ``%%ranks`` and the cards to a shell and shorten the tracebacks of users' mistakes."""
     show_as_html(shell)
     if hasattr(shell, "kernel"):
         warnings.showwarning = _show_warning

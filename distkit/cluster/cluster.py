@@ -433,7 +433,7 @@ class Cluster:
         child.wait(INTERRUPT_TIMEOUT)
 
     def diagnose(self) -> list[Finding]:
-        """Diagnose the current or latest run, and report which ranks are waiting and why."""
+        """Diagnose the current or latest run and report which ranks are waiting and why."""
         run = self._supervisor.run or self._latest
         return [] if run is None else run.findings
 

@@ -42,7 +42,7 @@ class Engines(Ranks):
     _connection = ""  # the data with which an engine connects to the controller, as JSON
 
     def _start(self, recording: bool) -> None:
-        """Start the controller and the engines, and wait until all have registered."""
+        """Start the controller and the engines and wait until all have registered."""
         self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.roles:preload_engines")

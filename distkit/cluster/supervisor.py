@@ -27,7 +27,7 @@ class Supervisor:
     Args:
         plan: number and devices of the ranks.
         start_hosts: a function that starts the other machines, if any. It gets the cluster's folder
-            and a callback for the stages, and returns a :class:`distkit_hosts.remote.fleet.Fleet`.
+            and a callback for the stages and returns a :class:`distkit_hosts.remote.fleet.Fleet`.
     """
 
     def __init__(

@@ -40,9 +40,9 @@ SLOTS, SIZE = 16, _BODY.size + _CRC.size
 class CollectiveFingerprint:
     """Compares a rank's collectives with the other members' collectives through shared memory.
 
-    gloo aborts the process when the members of a collective pass different sizes, and hangs when
+    gloo aborts the process when the members of a collective pass different sizes and hangs when
     they call different collectives. Therefore each rank writes a checksum of its k-th collective on
-    a group to a small file that the members map, and compares it with the other members' entries.
+    a group to a small file that the members map and compares it with the other members' entries.
     The rank that arrives later detects the difference before the backend does. Missing, stale and
     incomplete entries are ignored.
 

@@ -31,7 +31,7 @@ _PackedRow = tuple[int, Op, State, float, int, Values | None]
 
 
 def _builtin(value: Any) -> Any:
-    """Convert a NumPy scalar to a Python number, and any other object to text."""
+    """Convert a NumPy scalar to a Python number and any other object to text."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

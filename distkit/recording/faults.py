@@ -81,8 +81,8 @@ def inject_faults(
 ) -> Iterator[None]:
     """Inject faults into every run that starts inside the ``with`` block.
 
-    The sender of a message, and every member of a collective, pays the cost of the link: the rank
-    is busy for ``latency + nbytes / bandwidth`` seconds before the communication starts.
+    The sender of a message and every member of a collective pay the cost of the link: the rank is
+    busy for ``latency + nbytes / bandwidth`` seconds before the communication starts.
 
     Each request of a KVStore (``init``, ``push``, ``pull``, ``barrier``, ``set_optimizer``; a
     ``pushpull`` is two) counts as one communication of its worker, with the bytes of all its keys.

@@ -112,7 +112,7 @@ class Pending:
                 self.recorder.in_flight.append(self)
 
     def poll(self) -> bool:
-        """Record the completion if the device has finished, and return whether it is done."""
+        """Record the completion if the device has finished and return whether it is done."""
         with self._lock:
             if self.is_done or self.in_flight is None:
                 return True

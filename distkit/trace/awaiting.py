@@ -1,4 +1,4 @@
-"""Infers which workers a parameter-server request waits for, and which keys a store call.
+"""Infers the workers that a parameter-server request waits for, and a store call's missing keys.
 
 No side effects.
 

@@ -1,4 +1,4 @@
-"""Formats calls as text, and defines when the calls of a collective match. No side effects."""
+"""Formats calls as text and defines when the calls of a collective match. No side effects."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _values(s: Summary | None) -> Json | None:
 
 
 def _arrows(trace: EventLog, slices: dict[Key, Json]) -> Iterator[Json]:
-    """Yield the arrows from each send to its receive, and through the calls of each collective.
+    """Yield the arrows from each send to its receive and through the calls of each collective.
 
     Messages that seem to arrive before they were sent, because clocks differ, have no arrow: the
     format does not allow an arrow that ends before it starts.

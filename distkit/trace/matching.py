@@ -136,7 +136,7 @@ class Operations:
         self.match_count = len(self._channel)
 
     def _channels_of(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the channel numbers of operations, and their sides of the channel."""
+        """Return the channel numbers of operations and their sides of the channel."""
         kinds, kind = np.unique(
             self.rank[indices] * len(self.categories) + self.category[indices], return_inverse=True
         )

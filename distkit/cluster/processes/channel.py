@@ -48,7 +48,7 @@ class Channel:
         return self._sock.fileno()
 
     def send(self, message: Any, fd: int | None = None) -> None:
-        """Send one message of plain values, and optionally a file descriptor.
+        """Send one message of plain values and optionally a file descriptor.
 
         Raises:
             OSError: the other end is closed.

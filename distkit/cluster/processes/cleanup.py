@@ -1,4 +1,4 @@
-"""Creates and removes private folders, and kills the descendants of ranks.
+"""Creates and removes private folders and kills the descendants of ranks.
 
 A folder contains sockets and rendezvous files. The folders of a kernel have a common prefix, and
 the subreaper removes them after the kernel has exited for any reason.
@@ -30,7 +30,7 @@ from distkit.errors import StartError
 #: Maximum length of a folder's path; a socket's path has at most 107 bytes on Linux, 103 on macOS.
 MAX_PATH = 90
 
-#: Space for a cluster's files, and for the files of each process [bytes].
+#: Space for a cluster's files and for the files of each process [bytes].
 _BASE, _PER_PROCESS = 1_000_000, 250_000
 
 _numbers = itertools.count(1)  # names of folders; short, because sockets' paths are limited
@@ -122,7 +122,7 @@ def kill_children(exclude: Container[int] = ()) -> None:
 
 
 def kill_all_children() -> None:
-    """Kill all children, and their children once adopted; wait until all have exited."""
+    """Kill all children, and their children once adopted, and wait until all have exited."""
     deadline = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < deadline:

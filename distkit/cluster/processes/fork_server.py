@@ -1,4 +1,4 @@
-"""The fork server: a single-threaded process that has imported torch, and forks ranks.
+"""The fork server: a single-threaded process that has imported torch and forks ranks.
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
 memory. The fork server starts once per kernel (see ``fork_client.py``) and outlives the kernel's
@@ -145,7 +145,7 @@ class ForkServer:
         """
         kwargs = pickle.loads(arguments)  # here, so that all children share the imported modules
         gc.collect()
-        gc.freeze()  # the collector would write to every shared page, and thereby copy it
+        gc.freeze()  # the collector would write to every shared page and thereby copy it
         try:
             if (pid := os.fork()) == 0:
                 self._child(fd, target, folder, log, kwargs)
@@ -210,7 +210,7 @@ class ForkServer:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report children that have exited, and kill the orphans that they left."""
+        """Report children that have exited and kill the orphans that they left."""
         with suppress(ChildProcessError):  # no children are left
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 self._handle_end(*reaped)

@@ -112,12 +112,12 @@ def hint(error: BaseException, spec: Spec) -> str:
 #
 # Ranks that share a GPU exchange messages through host memory: NCCL does not support several ranks
 # on one GPU, and gloo accepts CUDA tensors in collectives, but not in ``send`` and ``recv``. These
-# kernels pass gloo a copy in pinned host memory, and copy received data to the device when the
+# kernels pass gloo a copy in pinned host memory and copy received data to the device when the
 # program waits for it.
 
 _HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-#: Tensors on the device, and their copies in host memory.
+#: Tensors on the device and their copies in host memory.
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 _libraries: list[Any] = []

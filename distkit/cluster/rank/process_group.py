@@ -53,7 +53,7 @@ class Group:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.is_replacement = False  # this rank replaces a dead rank, and has no group
+        self.is_replacement = False  # this rank replaces a dead rank and has no group
         self._joins = 0  # number of joins, since a script may destroy and recreate the group
         self._claimed = False  # a script called init_process_group and got this group
         #: Keeps every group alive: destroying a group joins its threads while holding the GIL, and
@@ -65,7 +65,7 @@ class Group:
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
-        Otherwise a rank might also end before all have joined, and leave the others waiting.
+        Otherwise a rank might also end before all have joined and leave the others waiting.
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")

@@ -1,4 +1,4 @@
-"""Controls one run: handles its ranks' messages, and terminates the ranks after one has failed.
+"""Controls one run: handles its ranks' messages and terminates the ranks after one has failed.
 
 When a rank fails, the others get a grace period to finish. They are then released, and finally
 killed. The processes belong to a :class:`RankController`.
@@ -341,7 +341,7 @@ class Conductor:
             self.changed.wait_for(condition, timeout)
 
     def _replace(self, controller: RankController, rank: int, cause: str) -> None:
-        """Replace a rank's process: fail its pending operations, and start another process."""
+        """Replace a rank's process: fail its pending operations and start another process."""
         start = time.monotonic()
         self.live.fail_pending(rank, start)
         self._begin_process(rank, cause, start)
@@ -358,7 +358,7 @@ class Conductor:
         self.on_end()
 
     def _begin_process(self, node: int, cause: str, start: float) -> None:
-        """Record that a new process of this node starts, and how the previous one exited."""
+        """Record that a new process of this node starts and how the previous one exited."""
         self.live.begin_process(node)
         self.replacements.append(
             Replacement(node, self.live.info.ranks[node].name, cause, self.live.clock(start))

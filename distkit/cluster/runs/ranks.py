@@ -45,7 +45,7 @@ class ProcessHost:
     """A machine that runs ranks of a cluster; in this class, the local machine.
 
     Args:
-        server: forks and kills processes, and reports their exits.
+        server: forks and kills processes and reports their exits.
         folder: the cluster's folder on the machine.
         ranks: the numbers of its ranks.
         servers: the numbers of its parameter servers.

@@ -338,7 +338,7 @@ class Stepper:
     # -- moments ----------------------------------------------------------------------
 
     def _record_moment(self, choice: tuple[int, ...]) -> None:
-        """Record the current state as a moment, and show it."""
+        """Record the current state as a moment and show it."""
         with self._changed:
             self._record_ends()
             self.moments.append(self._current_moment(choice))

@@ -227,7 +227,7 @@ class KVStore:
         out: Values | None = None,
         priority: int = 0,
     ) -> Tensor | list[Tensor] | None:
-        """Push, and pull the result; small tensors are sent together with the pull request.
+        """Push and pull the result; small tensors are sent together with the pull request.
 
         Args:
             key: a key or a list of keys.
@@ -432,7 +432,7 @@ def create(
     """Create a store by name; every worker of a run creates the same one.
 
     Args:
-        name: ``"dist_sync"``: servers wait for every worker's gradient, and update with their sum.
+        name: ``"dist_sync"``: servers wait for every worker's gradient and update with their sum.
             ``"dist_async"``: servers update with each gradient as it arrives; no worker waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
             worker's devices are added on a device.

@@ -112,7 +112,7 @@ class AddressBook(Response):
 class Init(Request):
     """Set the first value of a key.
 
-    The ``initializer`` sends the value; the other workers send only shape and dtype, and wait for
+    The ``initializer`` sends the value; the other workers send only shape and dtype and wait for
     the value. ``shape`` is the shape of the whole array, ``value`` the server's flat part of it.
     """
 

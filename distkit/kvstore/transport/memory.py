@@ -97,7 +97,7 @@ class Exchange:
         self._returned_loans: list[int] = []
 
     def lend(self, tensor: Tensor) -> list[int] | None:
-        """Lend a flat tensor; return its address and the loan's number, or None if it is not lent."""
+        """Lend a flat tensor; return its address and the loan's number, or None if not lent."""
         if self._pool is None or tensor.nbytes < LARGE:
             return None
         if not self._pool.has(tensor):
