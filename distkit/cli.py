@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
     words = list(sys.argv[1:] if argv is None else argv)
-    end = next((i for i, word in enumerate(words) if _is_remaining(word, words)), len(words))
-    remaining = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+    end = next((i for i, word in enumerate(words) if _starts_remainder(word, words)), len(words))
+    remainder = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
     try:
         if words and words[0] in COMPANIONS:
             load(COMPANIONS[words[0]])
         args = _parser().parse_args(words[:end])
-        return int(args.run(args, remaining) or 0)
+        return int(args.run(args, remainder) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
         return 130
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _is_remaining(word: str, words: list[str]) -> bool:
+def _starts_remainder(word: str, words: list[str]) -> bool:
     """Return whether this and the later arguments are for another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 # -- distkit demo --------------------------------------------------------------------------------
 
 
-def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
+def _demo(args: argparse.Namespace, remainder: list[str]) -> None:
     from distkit import demos
 
     check_folder(args.html, args.usage_error)
@@ -126,8 +126,8 @@ def _demo(args: argparse.Namespace, remaining: list[str]) -> None:
 # -- distkit trace and distkit replay ------------------------------------------------------------
 
 
-def _trace(args: argparse.Namespace, remaining: list[str]) -> int | None:
-    command = [*args.command, *remaining]
+def _trace(args: argparse.Namespace, remainder: list[str]) -> int | None:
+    command = [*args.command, *remainder]
     if not command:
         args.usage_error("missing script; usage: distkit trace -- train.py")
     if Path(command[0]).suffix != ".py":
@@ -159,7 +159,7 @@ def save_trace(trace: Trace, args: argparse.Namespace) -> None:
         replay_page({Path(args.out).stem: trace}, args.html)
 
 
-def _replay(args: argparse.Namespace, remaining: list[str]) -> None:
+def _replay(args: argparse.Namespace, remainder: list[str]) -> None:
     check_folder(args.html, args.usage_error)
     trace, name = open_trace(args.files), args.files[0].stem
     print(f"{trace.info.name or name}: {summary(trace)}.")
@@ -183,7 +183,7 @@ def open_trace(files: list[Path]) -> Trace:
 # -- distkit explain -----------------------------------------------------------------------------
 
 
-def _explain(args: argparse.Namespace, remaining: list[str]) -> None:
+def _explain(args: argparse.Namespace, remainder: list[str]) -> None:
     from distkit.diagnosis.rules import RULES
 
     if args.finding is None:
@@ -206,7 +206,7 @@ def _explain(args: argparse.Namespace, remaining: list[str]) -> None:
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def _bench(args: argparse.Namespace, remaining: list[str]) -> None:
+def _bench(args: argparse.Namespace, remainder: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
             "the benchmarks are not installed with distkit: get its source, then run: "

@@ -201,7 +201,7 @@ class Event:
                                      ``norms`` of the ``layers``, which the first such mark names
     mark of a destroyed group        ``destroyed``: its name; ``open``: calls on it not waited for
     mark of a server's update        ``key``, the new ``version``, the ``workers`` whose gradients
-                                     it applies, and how ``late`` each of them is, in updates
+                                     it applies, and how ``late`` each gradient is, in updates
     collective                       ``reduction`` (unless sum), ``gradients`` (True: sent by a
                                      backward pass), ``function`` (``broadcast_object_list`` …)
                                      ``sends``, ``receives`` (rows of an all_to_all to and from
@@ -212,8 +212,8 @@ class Event:
     store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
-    init, push, pull; their replies  ``key``, or ``optimizer``; while scheduled perhaps ``keys``; a
-                                     reply's ``refused`` or ``dropped``
+    init, push, pull; their replies  ``key``, or ``optimizer``; of a scheduled call, ``keys`` if
+                                     there are several; of a reply, ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the reference implementation
                                      at ``where``, such as ``ring_all_reduce``; stepped runs only
     any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;

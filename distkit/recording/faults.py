@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
-The ranks inject the faults before an operation is passed to the backend, in a callback of the tap,
-and before each call of a KVStore.
+Ranks inject faults in a callback of the tap before an operation is passed to the backend, and
+before each call of a KVStore.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Faults:
     kill: Mapping[int, int] = field(default_factory=dict)
 
     def check(self, ranks: int, servers: int = 0) -> None:
-        """Raise ValueError if a fault names a rank that does not exist."""
+        """Check that all ranks with faults exist.
+
+        Raises:
+            ValueError: a rank does not exist.
+        """
         if unknown := {*self.delay, *self.kill} - set(range(ranks)):
             raise ValueError(
                 f"dk.inject_faults names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."

@@ -191,7 +191,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Check what an operator reads and writes and call it."""
+        """Check the tensors that an operator reads or writes, and call it."""
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
         if schema is not None and not _ignores_values(schema.name):

@@ -241,9 +241,9 @@ class Recorder:
             for thread, wait in waits.items()
             if (seq := self._record_blocked(wait, now, thread)) is not None
         }
-        autograd = blocked_seqs.keys() - {thread.ident for thread in threading.enumerate()}
-        idle = self._idle_since(now, bool(autograd)) if main not in waits else 0.0
-        if not blocked_seqs or (main not in blocked_seqs and idle is None):
+        autograd_threads = blocked_seqs.keys() - {thread.ident for thread in threading.enumerate()}
+        idle_since = self._idle_since(now, bool(autograd_threads)) if main not in waits else 0.0
+        if not blocked_seqs or (main not in blocked_seqs and idle_since is None):
             return None
         blocked_waits = [waits[thread] for thread in blocked_seqs]
         if any(w.has_timeout for w in blocked_waits) or any(
@@ -252,7 +252,7 @@ class Recorder:
             return None  # the rank may continue without others
         return (
             tuple(sorted(blocked_seqs.values())),
-            max(idle or 0.0, *(w.since for w in blocked_waits)),
+            max(idle_since or 0.0, *(w.since for w in blocked_waits)),
             now,
         )
 
@@ -276,7 +276,7 @@ class Recorder:
             self.put(operation.seq, operation.op, State.BLOCKED, wait.since, fields)
         return wait.recorded_seq
 
-    def _idle_since(self, now: float, autograd: bool) -> float | None:
+    def _idle_since(self, now: float, in_backward: bool) -> float | None:
         """Return when the main thread began to wait for another thread, or None if it does not.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
@@ -284,7 +284,7 @@ class Recorder:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None or not (
             is_waiting_for_thread(frame)
-            or (autograd and frame.f_code.co_name == "_engine_run_backward")
+            or (in_backward and frame.f_code.co_name == "_engine_run_backward")
         ):
             self._idle = None
             return None

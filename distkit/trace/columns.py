@@ -93,7 +93,7 @@ class Table(Sequence[Event]):
 
     @classmethod
     def concatenate(cls, tables: Iterable[Table]) -> Table:
-        """Return a table of the events of all tables, one table after the other."""
+        """Return one table with the events of all tables, in the order of the tables."""
         parts = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
         category = [t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in parts]

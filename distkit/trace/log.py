@@ -125,7 +125,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The operations, in order of start."""
+        """The operations, sorted by start time."""
         return self.pairs.spans()
 
     @cached_property
@@ -140,7 +140,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The point-to-point transfers, in order of sending."""
+        """The point-to-point transfers, sorted by the time of sending."""
         return self.pairs.messages()
 
     @cached_property

@@ -80,8 +80,8 @@ class Outcome:
         result: the result, pickled.
         result_type: name of the result's class.
         remark: why the result is missing, if this is not an error.
-        error: the exception that it raised.
-        died: how its process exited, or "" if it is alive.
+        error: the exception that the function raised.
+        died: how the rank's process exited, or "" if it is alive.
         died_at: time when the exit was detected, on the trace's clock [s].
         log: the end of the log of a process that exited.
         intact: whether the next cell can use the process.

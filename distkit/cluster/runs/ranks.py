@@ -1,7 +1,7 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
-A run has the semantics of torchrun at the speed of fork: its ranks are forked from a process that
-has imported torch, and exit with the run, together with their children.
+A run has the semantics of torchrun at the speed of fork. Its ranks are forked from a process that
+has imported torch. They exit with the run, together with their children.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 @dataclass
 class ProcessHost:
-    """A machine that runs ranks of a cluster; in this class, the local machine.
+    """The local machine as a host of ranks; subclasses represent other machines.
 
     Args:
         server: forks and kills processes and reports their exits.

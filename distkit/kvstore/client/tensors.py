@@ -143,19 +143,19 @@ def sum_devices(
     >>> counted
     Traffic(gradients=16, to_host=8, held=8, sent=0)
     """
-    first, size = tensors[0].detach(), sum(t.nbytes for t in tensors)
+    tensor, size = tensors[0].detach(), sum(t.nbytes for t in tensors)
     traffic.gradients += size
     if where == "host":
         traffic.to_host += size
     else:
-        traffic.held = max(traffic.held, first.nbytes)
-        traffic.to_host += first.nbytes
+        traffic.held = max(traffic.held, tensor.nbytes)
+        traffic.to_host += tensor.nbytes
     if len(tensors) > 1:
-        device = "cpu" if where == "host" else first.device
+        device = "cpu" if where == "host" else tensor.device
         total = sum_tensors([t.detach().to(device) for t in tensors])
-        first, copy = total.to(first.dtype), where == "device" and total.is_cuda
-    is_shareable = first.device.type == "cpu" and first.is_contiguous() and not copy
-    return first.view(-1) if is_shareable else host_copy(first)
+        tensor, copy = total.to(tensor.dtype), where == "device" and total.is_cuda
+    is_shareable = tensor.device.type == "cpu" and tensor.is_contiguous() and not copy
+    return tensor.view(-1) if is_shareable else host_copy(tensor)
 
 
 def split_and_load(

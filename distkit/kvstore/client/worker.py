@@ -376,8 +376,8 @@ class KVStore:
         """
         try:
             if flush:
-                for end in self.at_end:
-                    end()
+                for callback in self.at_end:
+                    callback()
                 self._requests.flush()
                 if self.options.on_crash == "replace":
                     nodes = [*self._servers, self._scheduler]

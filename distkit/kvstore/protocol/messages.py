@@ -63,9 +63,10 @@ class Register(Request):
 
 
 class Barrier(Request):
-    """Enter the run's ``nth`` barrier; answered when every worker has entered it.
+    """Enter the run's ``nth`` barrier.
 
-    The ``version`` of the response is the number of barriers that the run has passed.
+    The response is sent when every worker has entered the barrier. Its ``version`` is the number of
+    barriers that the run has passed.
     """
 
     nth: int

@@ -85,7 +85,7 @@ class Scheduler:
             self._check(node, register.options)
         notices: list[Response] = []
         if incarnation > self._incarnations[node]:
-            # the scheduler has not yet noticed that its predecessor exited
+            # the scheduler has not yet noticed that the node's previous process exited
             notices = self.handle_departure(node, incarnation - 1, "it was replaced")
         self.present[node] = register
         self.departed.pop(node, None)

@@ -68,7 +68,7 @@ class Service:
         self._notice_receiver, self._notice_sender = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_DGRAM
         )
-        #: Set by another thread at the end of the run: no more responses are sent.
+        #: Set by another thread at the end of the run, after which no responses are sent.
         self.quiesced = False
         self._recorder = ReplyRecorder()
         self._link = Link(node.keys, node.route)  # to the scheduler and the backup
@@ -103,7 +103,7 @@ class Service:
             self._handle_ready()
 
     def _open(self) -> None:
-        """Listen and register a server."""
+        """Listen for requests, and register this node if it is a server."""
         node = self.node
         endpoint = node.endpoint(node.id)
         self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
