@@ -47,7 +47,7 @@ def test_call_ends_with_the_device_and_recording_does_not_wait() -> None:
         standin.heard.clear()
         dist.all_reduce(x, group=group)
         recorder.poll()
-        assert [p.done for p in recorder.in_flight][-1:] == [False]
+        assert [p.is_done for p in recorder.in_flight][-1:] == [False]
         operators, paused = list(standin.heard), time.monotonic() - stopped
         standin.go()
         return operators, paused

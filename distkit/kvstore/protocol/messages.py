@@ -14,19 +14,19 @@ from torch import Tensor
 
 from distkit.kvstore.protocol.options import StoreOptions
 
-#: Names a parameter array: a number or a string, as in MXNet.
+#: The name of a parameter array, a number or a string, as in MXNet.
 Key: TypeAlias = int | str
 
-#: The n-th replacement of a worker numbers its requests from n times this, so the number of a
-#: request identifies the process that sent it.
+#: The n-th replacement of a worker numbers its requests from n times this stride, so a request's
+#: number identifies the process that sent it.
 INCARNATION_STRIDE = 1 << 40
 
 
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The base class of all messages.
 
-    Do not change a message after sending it; frozen messages would take three times as long to
-    create.
+    Do not change a message after sending it. Messages are not frozen, because creating them would
+    take three times as long.
 
     ``node`` is the id of the node that sent the request, ``number`` counts its requests.
     """
