@@ -132,7 +132,7 @@ def test_card_has_text_and_escaped_html() -> None:
 
 
 def test_rerun_cell_keeps_the_pending_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictions, "cell", lambda: "cell-1")
+    monkeypatch.setattr(predictions, "running_cell_id", lambda: "cell-1")
 
     def rerun() -> Prediction:
         return predict("How many?")
