@@ -84,7 +84,7 @@ def joined(words: Sequence[str]) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """Format ranks in ascending order; long lists are abbreviated.
+    """Format ranks in ascending order, and abbreviate long lists.
 
     >>> named([3]), named([2, 0, 3]), named(range(100))
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')

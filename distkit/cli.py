@@ -256,9 +256,9 @@ def print_findings(findings: Iterable[Finding]) -> None:
             _print_wrapped(("    " if i else "  - ") + line, 4)
 
 
-def _print_wrapped(line: str, inner: int) -> None:
+def _print_wrapped(line: str, indent: int) -> None:
     """Print a line, wrapped to the terminal's width; continuation lines are indented."""
-    wrap = partial(textwrap.wrap, subsequent_indent=" " * inner, break_on_hyphens=False)
+    wrap = partial(textwrap.wrap, subsequent_indent=" " * indent, break_on_hyphens=False)
     print("\n".join(wrap(line, shutil.get_terminal_size().columns)))
 
 

@@ -215,4 +215,4 @@ class LaboratoryError(DistkitError):
 
 
 class TraceFileError(DistkitError, ValueError):
-    """A trace file cannot be read, because it is corrupt, truncated or from a newer distkit."""
+    """A trace file cannot be read, because it is corrupt, truncated or of another version."""

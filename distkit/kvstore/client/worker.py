@@ -329,7 +329,7 @@ class KVStore:
         )
 
     def barrier(self) -> None:
-        """Wait until every worker calls it; this worker's pushes have then arrived.
+        """Wait until every worker calls it and this worker's pushes have arrived.
 
         Raises:
             KVStoreError: an earlier push was rejected.

@@ -1,8 +1,8 @@
 """Records requests to the parameter server if the run is recorded.
 
-In a stepped run a worker also waits here before it sends a request. A request is one operation on
-the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that responds. All
-three share a ``match``, from which a trace draws two arrows.
+In a stepped run, it also makes a worker wait before the worker sends a request. A request is one
+operation on the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that
+responds. All three share a ``match``, from which a trace draws two arrows.
 """
 
 from __future__ import annotations

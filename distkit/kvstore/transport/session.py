@@ -150,7 +150,7 @@ class ServerSession:
         return [Reply(copy.node, copy.number)]
 
     def _take_over(self, server: int) -> KVServer:
-        """Return the store of a server that has exited, taking over from its replica."""
+        """Take over from a server that has exited, and return its store."""
         if server in self.replicas:
             store = self.stores[server] = self.replicas.pop(server)
             store.update_context = partial(record_update, server=server)
