@@ -66,7 +66,7 @@ class ForkServer:
     """
 
     def __init__(self, channel: Channel) -> None:
-        gc.disable()  # imports take a quarter longer with it; do_fork collects
+        gc.disable()  # it would make imports a quarter slower; do_fork collects
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, ForkedChild] = {}  # by pid
         self.pending_imports: set[str] = set()  # modules to import once no child is left
