@@ -102,7 +102,7 @@ class Trainer:
                 f"step({batch_size:g}) follows step({self._batch_size:g}), but the divisor of the "
                 "gradients is fixed. Pass the same batch_size in every step."
             )
-        self._batch_size, spec = batch_size, self._spec.divided_by(batch_size)
+        self._batch_size, spec = batch_size, self._spec.divided(batch_size)
         self._store.init(self._keys, [replicas[0] for replicas in self._params])
         self._store.pull(self._keys, self._params)
         if self.update_on_kvstore:

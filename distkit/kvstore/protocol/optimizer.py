@@ -113,7 +113,7 @@ class OptimizerSpec:
         explicit = {_ALIASES.get(k, k): v for k, v in self.options.items() if k not in _COMMON}
         return {**_defaults(self.kind), **explicit}
 
-    def divided_by(self, batch_size: float) -> OptimizerSpec:
+    def divided(self, batch_size: float) -> OptimizerSpec:
         """Return the same optimizer with gradients divided by ``batch_size`` first."""
         scale = self.options.get("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, {**self.options, "rescale_grad": scale})
