@@ -26,7 +26,7 @@ class Line(NamedTuple):
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
-    "distkit": Line(1_221, 900),
+    "distkit": Line(1_220, 900),
     "distkit/algorithms": Line(1_325, 1_300),
     "distkit/cluster": Line(3_164, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
@@ -48,8 +48,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_346, 15_000),
-    "the whole product": Line(25_225, 25_000),
+    "all of distkit": Line(15_345, 15_000),
+    "the whole product": Line(25_224, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(158, 150),
     "names at the top level": Line(27, 23),
