@@ -298,7 +298,7 @@ class SimulatedGpu:
         self._now += self._seconds
 
 
-def gpu_seconds(gpu: Any, clock: Callable[[], float], task: Answer) -> float:
+def gpu_seconds(gpu: Any, clock: Any, task: Any) -> float:
     """Two more tasks in the queue note the time, as events do."""
     begin, _, end = gpu.submit(clock), gpu.submit(task), gpu.submit(clock)
     return float(end.result() - begin.result())
