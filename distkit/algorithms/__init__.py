@@ -3,8 +3,8 @@
 An algorithm has two parts. Its *schedule* lists which rank sends which chunk to which rank in each
 round, for all ranks. Its *reference implementation* is the program of one rank in
 ``torch.distributed`` calls. A test asserts that the reference implementation sends the messages of
-the schedule. Each all-reduce has a file in :mod:`~distkit.algorithms.all_reduce`; the other
-collectives are in :mod:`~distkit.algorithms.collectives`; catalogs list them::
+the schedule. Each all-reduce has its own file in :mod:`~distkit.algorithms.all_reduce`; the other
+collectives are in :mod:`~distkit.algorithms.collectives`. Catalogs list all of them::
 
     dk.algorithms.ALL_REDUCES                       # a table
     dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks
@@ -12,7 +12,7 @@ collectives are in :mod:`~distkit.algorithms.collectives`; catalogs list them::
     dk.algorithms.COLLECTIVES["scatter"].reference  # the other collectives
     dk.algorithms.PIPELINES["1f1b"].schedule(4, 8)  # the actions of four stages, in order
 
-The algorithms do not print, trace or call back; recording is invisible to them.
+The algorithms do not print, trace or invoke callbacks. Recording is invisible to them.
 """
 
 from __future__ import annotations

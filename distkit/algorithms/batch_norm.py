@@ -25,7 +25,8 @@ class SyncBatchNorm(nn.BatchNorm1d):
     evaluation mode, this module equals ``BatchNorm1d``.
 
     Args:
-        num_features: C, for inputs (B, C) or (B, C, L); other arguments as for ``BatchNorm1d``.
+        num_features: C, for inputs (B, C) or (B, C, L). The other arguments are the same as for
+            ``BatchNorm1d``.
 
     Source:
         ``torch.nn.SyncBatchNorm``, which needs GPUs; Ioffe and Szegedy, "Batch normalization",
@@ -33,7 +34,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize ``x``; in training all ranks must call it."""
+        """Normalize ``x``. In training mode, all ranks must call it."""
         if not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps

@@ -42,11 +42,11 @@ COLLECTIVES = Algorithms()
 
 
 def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]], int]:
-    """Return this rank's node in the binomial tree of a root, given as a world rank.
+    """Return this rank's node in the binomial tree whose root is the world rank ``root``.
 
     Returns:
         The group ranks of the root and of the parent; the children as pairs of group rank and
-        distance, largest subtree first; and the number of ranks in this node's subtree.
+        distance, with the largest subtree first; and the number of ranks in this node's subtree.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     start = dist.get_group_rank(group or _get_default_group(), root)
@@ -71,7 +71,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds: each rank that has the tensor forwards it, so twice as many have it."""
+    """Yield the rounds, each of which doubles the number of ranks that have the tensor."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -97,8 +97,8 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     ⌈lg n⌉(α + Kβ): no algorithm needs fewer rounds.
 
     Args:
-        tensor: of any shape, the same on every rank; K bytes.
-        src: the root's rank in the world.
+        tensor: K bytes, with the same shape on every rank.
+        src: the world rank of the root.
         group: the process group; None means the default group.
 
     Source:
@@ -134,8 +134,8 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
     ⌈lg n⌉(α + Kβ + Kγ).
 
     Args:
-        tensor: of any shape, the same on every rank; K bytes.
-        dst: the root's rank in the world.
+        tensor: K bytes, with the same shape on every rank.
+        dst: the world rank of the root.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
 
@@ -170,7 +170,7 @@ def scatter(
 ) -> None:
     """Send the i-th tensor of rank ``src`` to the i-th rank, as ``dist.scatter`` does.
 
-    The tensors move down the binomial tree of :func:`broadcast`: each message carries the parts of
+    The tensors move down the binomial tree of :func:`broadcast`. Each message carries the parts of
     a whole subtree, so a rank sends half of its parts in each round::
 
         0 ──── 4 5 6 7 ────► 4      round 0
@@ -180,8 +180,8 @@ def scatter(
 
     Args:
         tensor: receives the part; K/n bytes.
-        scatter_list: on rank ``src`` one tensor per rank, each like ``tensor``.
-        src: the root's rank in the world.
+        scatter_list: on rank ``src``, one tensor per rank, each like ``tensor``.
+        src: the world rank of the root.
         group: the process group; None means the default group.
 
     Source:
@@ -222,8 +222,8 @@ def gather(
 
     Args:
         tensor: this rank's part; K/n bytes.
-        gather_list: on rank ``dst`` one tensor per rank, each like ``tensor``.
-        dst: the root's rank in the world.
+        gather_list: on rank ``dst``, one tensor per rank, each like ``tensor``.
+        dst: the world rank of the root.
         group: the process group; None means the default group.
 
     Source:
@@ -257,11 +257,12 @@ def gather(
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
     """Gather the tensors of all ranks on every rank, as ``dist.all_gather`` does.
 
-    This is the second half of a ring all-reduce: each rank forwards the tensor received last.
+    This is the second half of a ring all-reduce: each rank forwards the tensor that it received
+    last.
     (n-1)α + (n-1)/n Kβ.
 
     Args:
-        tensor_list: receives one tensor per rank; K bytes together.
+        tensor_list: receives one tensor per rank, K bytes in total.
         tensor: this rank's part, K/n bytes.
         group: the process group; None means the default group.
 
@@ -295,7 +296,7 @@ def reduce_scatter(
 
     Args:
         output: receives the result; K/n bytes.
-        input_list: one tensor per rank, each like ``output``; K bytes together.
+        input_list: one tensor per rank, each like ``output``, K bytes in total.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
 
@@ -335,12 +336,12 @@ def all_to_all(
 ) -> None:
     """Send the i-th tensor to the i-th rank, like a transpose, as ``dist.all_to_all`` does.
 
-    *Pairwise exchange*: in round s each rank sends to the rank s to its right and receives
-    from the rank s to its left. (n-1)α + (n-1)/n Kβ.
+    *Pairwise exchange*: in round s, each rank sends to the rank s places to its right and receives
+    from the rank s places to its left. (n-1)α + (n-1)/n Kβ.
 
     Args:
         output_tensor_list: receives one tensor from each rank.
-        input_tensor_list: one tensor for each rank, K bytes together; lengths may differ.
+        input_tensor_list: one tensor for each rank, K bytes in total; lengths may differ.
         group: the process group; None means the default group.
 
     Source:
@@ -373,8 +374,8 @@ def barrier_schedule(n: int) -> Schedule:
 def barrier(group: Group = None) -> None:
     """Return when every rank has arrived, as ``dist.barrier`` does.
 
-    *Dissemination*: in round k each rank notifies the rank 2^k to its right; the number of ranks
-    known to have arrived doubles::
+    *Dissemination*: in round k, each rank notifies the rank 2^k places to its right, which doubles
+    the number of ranks that are known to have arrived::
 
         r ──► r+1,  r ──► r+2,  r ──► r+4, …
 

@@ -84,9 +84,9 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 def hosts_of(group: Group = None) -> Hosts:
     """Return the group ranks of each host, with hosts ordered by their first rank.
 
-    If the launcher put all ranks on one host, nothing is exchanged. Otherwise the first
-    call for a group is collective: it publishes this rank's host name in the store and waits for
-    the other ranks'.
+    If the launcher put all ranks on one host, nothing is exchanged. Otherwise, the first call for a
+    group is collective: it publishes this rank's host name in the store and waits for the host
+    names of the other ranks.
 
     Args:
         group: the process group; None means the default group.
@@ -129,11 +129,11 @@ def collective(
 ) -> Callable[[Reference], Reference]:
     """Wrap a reference implementation in the contract of its ``torch.distributed`` counterpart.
 
-    The implementation receives contiguous, flat tensors without gradients, and results are written
-    back; a rank outside the group gets a warning and does nothing.
+    The implementation receives contiguous, flat tensors without gradients. Results are written
+    back to the caller's tensors. A rank outside the group gets a warning and does nothing.
 
     Args:
-        reads: the read-only tensor argument, if any; the others are written to.
+        reads: the read-only tensor argument, if any. The other tensors are written to.
         uneven: whether the tensors of one call may differ in length.
         on_device: whether it accepts GPU tensors, which gloo cannot send.
 

@@ -39,12 +39,12 @@ def pipeline_step(
         rank 3            F0 B0 F1 B1 F2 B2 F3 B3 …
 
     Gradients are accumulated in the stage's parameters, as in ``loss.backward()``. They equal the
-    gradients of one process unless a layer mixes examples, like batch norm.
+    gradients of one process unless a layer, such as batch norm, mixes examples.
 
     Args:
-        stage: this rank's layers; they map a tensor (rows, …) to one with the same number of rows.
-        batch: inputs (B, …) and targets (B, …), both on every rank; the first rank reads the
-            inputs, the last one the targets.
+        stage: this rank's layers. They map a tensor (rows, …) to one with the same number of rows.
+        batch: inputs (B, …) and targets (B, …), both on every rank. The first rank reads the
+            inputs, and the last rank reads the targets.
         loss_fn: mean loss of outputs and targets.
         microbatches: m, the number of micro-batches, from 1 to B; it may be smaller than p.
         schedule: "gpipe" or "1f1b".
@@ -98,13 +98,13 @@ class _Link:
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group
         self._meta: list[Any] = []
-        self._sending: tuple[dist.Work, Tensor] | None = None
+        self._pending_send: tuple[dist.Work, Tensor] | None = None
 
     def send(self, x: Tensor) -> None:
         """Start sending once the previous message has been sent."""
         self.wait()
         x = x.detach().contiguous()
-        self._sending = isend(x, self.peer, self.group), x
+        self._pending_send = isend(x, self.peer, self.group), x
 
     def send_activations(self, y: Tensor) -> None:
         if not self._meta:
@@ -124,9 +124,9 @@ class _Link:
         return recv(torch.empty_like(y, requires_grad=False), self.peer, self.group)
 
     def wait(self) -> None:
-        if self._sending:
-            self._sending[0].wait()
-            self._sending = None
+        if self._pending_send:
+            self._pending_send[0].wait()
+            self._pending_send = None
 
 
 #: Schedules with one stage per rank, whose backward is not split.
@@ -177,7 +177,7 @@ def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
 def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     """Split a model into stages of consecutive layers, as evenly as possible.
 
-    Layers keep their names; one tensor is sent between stages.
+    Layers keep their names. Each stage sends a single tensor to the next.
 
     Args:
         model: the layers in execution order.

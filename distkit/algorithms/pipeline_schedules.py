@@ -8,7 +8,7 @@ of ``torch.distributed``. All schedules except GPipe follow one pattern::
     F F F   F B F B F B   B B B
     warm-up one each      drain
 
-A rank farther from the last stage has a longer warm-up; idle time is called the *bubble*.
+A rank farther from the last stage has a longer warm-up. The idle time is called the *bubble*.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Action(NamedTuple):
 
     Args:
         stage: counted from 0; stage 0 receives the inputs.
-        kind: "F" for forward, "B" for backward; or backward split into "I", the gradient of the
-            input, and "W", the gradient of the weights, which no other rank waits for.
+        kind: "F" for forward and "B" for backward. Backward may be split into "I", the gradient of
+            the input, and "W", the gradient of the weights, which no other rank waits for.
         microbatch: counted from 0.
 
     Example:
@@ -61,8 +61,8 @@ class Action(NamedTuple):
         >>> Action(1, "F", 0).next(stages=2), Action(1, "B", 0).next(stages=2)
         (None, 0)
         """
-        to = self.stage + {"F": 1, "B": -1, "I": -1, "W": stages}[self.kind]
-        return to if 0 <= to < stages else None
+        stage = self.stage + {"F": 1, "B": -1, "I": -1, "W": stages}[self.kind]
+        return stage if 0 <= stage < stages else None
 
 
 Orders = list[list[Action]]
@@ -106,7 +106,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
-    """Run ZB-H1, which delays gradients of weights until the rank would be idle.
+    """Run ZB-H1, which delays weight gradients until the rank would be idle.
 
     With one chunk, no rank stores more micro-batches than rank 0 in 1F1B; with more chunks, this is
     torch's InterleavedZeroBubble. Qi et al., 2024.
@@ -128,7 +128,7 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 
 
 def zero_bubble_h2(ranks: int, microbatches: int) -> Orders:
-    """Run ZB-H2: longer warm-up and delayed gradients of weights, so that no rank waits.
+    """Run ZB-H2: longer warm-up and later weight gradients, so that no rank waits.
 
     A rank starts its next step as soon as it has finished this one, without waiting for the last
     rank's update. Qi et al., 2024, find such an order by search and call it ZB-2P.
@@ -186,7 +186,7 @@ def _order(
 ) -> list[Action]:
     """Return warm-up forwards, alternating forwards and backwards, and the remaining backwards.
 
-    Gradients of weights follow ``delay`` backwards later.
+    Each weight gradient follows ``delay`` backwards later.
     """
     last = forwards[-1][0]
     forward = [Action(chunk * ranks + rank, "F", i) for chunk, i in forwards]
@@ -213,15 +213,15 @@ def execution_order(orders: Orders) -> Iterator[tuple[int, Action]]:
         [0F0, 1F0, 1B0, 0B0]
     """
     stages = 1 + max(action.stage for order in orders for action in order)
-    done: set[Action | None] = {None}
+    completed: set[Action | None] = {None}
     remaining = [list(reversed(order)) for order in orders]
     while any(remaining):
-        done_before = len(done)
+        num_before = len(completed)
         for rank, order in enumerate(remaining):
-            while order and order[-1].needs(stages) in done:
-                done.add(action := order.pop())
+            while order and order[-1].needs(stages) in completed:
+                completed.add(action := order.pop())
                 yield rank, action
-        if len(done) == done_before:
+        if len(completed) == num_before:
             stuck = {
                 rank: f"{order[-1]} (needs {order[-1].needs(stages)})"
                 for rank, order in enumerate(remaining)
@@ -229,7 +229,7 @@ def execution_order(orders: Orders) -> Iterator[tuple[int, Action]]:
             }
             raise ValueError(
                 "this schedule never ends: "
-                + ", ".join(f"rank {rank} waits in {action}" for rank, action in stuck.items())
+                + ", ".join(f"rank {rank} is stuck at {action}" for rank, action in stuck.items())
             )
 
 
@@ -309,7 +309,7 @@ class PipelineSchedule(Described):
         return self.schedule(ranks, microbatches, *([chunks] if self.looped else []))
 
     def bubble_fraction(self, ranks: int, microbatches: int, chunks: int = 1) -> float:
-        """Return the fraction of a step in which a rank is idle."""
+        """Return the fraction of a step during which a rank is idle."""
         bubble = self.bubble_ratio(ranks, microbatches, chunks)
         return bubble / (1 + bubble)
 
@@ -336,7 +336,7 @@ def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float
 
 
 def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Return (p-1)/(3·m·v); if m < p, gradients of weights cannot fill the bubble."""
+    """Return (p-1)/(3·m·v); if m < p, weight gradients cannot fill the whole bubble."""
     late = max(0, ranks - microbatches)
     extra = late + (chunks - 1) * max(late, 2 * late - microbatches)
     return (ranks - 1 + extra) / (3 * microbatches * chunks)
@@ -375,7 +375,7 @@ SCHEDULES = (
     PipelineSchedule(
         "zero_bubble",
         "Zero bubble, ZB-H1",
-        "1F1B that computes gradients of weights in idle time",
+        "1F1B that computes weight gradients in idle time",
         "Qi et al., 2024",
         "bubble (p-1)/(3m) of the work, p micro-batches stored",
         zero_bubble,

@@ -67,9 +67,10 @@ def ring_rounds(n: int, first: int, *, reduce: bool) -> Schedule:
 
 
 def with_folded_ranks(inner: Schedule, folded: Ints, partners: Ints, chunks: int) -> Schedule:
-    """Yield ``inner`` between two rounds for the folded ranks, which do not take part in it.
+    """Yield ``inner``, in which the folded ranks do not take part, between two rounds for them.
 
-    The folded ranks first send their tensors to their partners, and finally receive the result.
+    In the first round, the folded ranks send their tensors to their partners. In the last round,
+    they receive the result.
 
     Args:
         inner: the rounds of the other ranks.
@@ -86,9 +87,9 @@ def with_folded_ranks(inner: Schedule, folded: Ints, partners: Ints, chunks: int
 
 
 def count_contributions(schedule: Iterable[Round], n: int, chunks: int | None = None) -> Ints:
-    """Count the contributions in each chunk at the end: ``counts[rank, chunk, contributor]``.
+    """Count each rank's contributions to each final chunk: ``counts[rank, chunk, contributor]``.
 
-    An all-reduce is correct if every entry is 1, so that each rank contributes exactly once.
+    An all-reduce is correct if every count is 1, that is, if each rank contributes exactly once.
 
     Args:
         schedule: rounds over ``n`` ranks.
@@ -265,7 +266,7 @@ def at_least(least: float, **named: Numbers) -> Numbers:
 
 
 def floor_lg(n: Numbers) -> Numbers:
-    """Return ⌊log2 n⌋ of each number.
+    """Return ⌊log2 n⌋ for each number.
 
     >>> floor_lg(np.array([4, 5, 8])).tolist()
     [2.0, 2.0, 3.0]
@@ -274,7 +275,7 @@ def floor_lg(n: Numbers) -> Numbers:
 
 
 def ceil_lg(n: Numbers) -> Numbers:
-    """Return ⌈log2 n⌉ of each number.
+    """Return ⌈log2 n⌉ for each number.
 
     >>> ceil_lg(np.array([4, 5, 8])).tolist()
     [2.0, 3.0, 3.0]

@@ -1,6 +1,7 @@
 """Data-parallel SGD: synchronous steps, local steps, and accumulated gradients.
 
-In a synchronous step, R replicas match one process on all data. The other two send fewer messages.
+After a synchronous step, R replicas match one process that used all data. Local steps and
+accumulated gradients send fewer messages.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def sync_gradients(
 
         g = Σ_r n_r g_r / Σ_r n_r
 
-    The sum of gradients is divided by the sum of counts: the mean of the replicas' means would be
-    wrong if their numbers of examples differ. One message carries all gradients, because latency
-    dominates small messages.
+    The sum of gradients is divided by the sum of counts, because the mean of the replicas' means
+    would be wrong if their numbers of examples differed. One message carries all gradients, because
+    latency dominates small messages.
 
     Args:
         model: a model, or its parameters. A missing gradient counts as zeros. If no replica has a
@@ -88,7 +89,7 @@ def _pack(weights: list[Tensor], n: float) -> tuple[Tensor, Tensor]:
 
 
 def _dense(g: Tensor | None, w: Tensor) -> Tensor:
-    """Return the gradient of a parameter, zeros if it has none."""
+    """Return the gradient of a parameter, or zeros if it has none."""
     if g is None:
         return torch.zeros_like(w)
     return g.to_dense() if g.is_sparse else g

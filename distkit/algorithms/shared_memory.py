@@ -43,7 +43,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
     """Reduce ``x`` through shared memory, in place, as ``dist.all_reduce(x)`` does.
 
     No message is sent within a host. Every rank writes its tensor block by block into its slot of
-    the shared memory; then rank r sums part r of all slots, and every rank reads all sums::
+    the shared memory. Rank r then sums part r of all slots, and every rank reads all sums::
 
         rank 0  writes slot 0 ─┐           ┌─ sums part 0 ─┐           ┌─ reads the sums
         rank 1  writes slot 1 ─┼─ barrier ─┼─ sums part 1 ─┼─ barrier ─┼─ reads the sums
@@ -54,7 +54,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
     all-reduce the sums in a ring, and the other ranks copy the result.
 
     Args:
-        x: a tensor of any shape, the same on every rank; GPUs copy directly to and from the slots.
+        x: a tensor with the same shape on every rank; GPUs copy directly to and from the slots.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
 
@@ -199,7 +199,7 @@ class Segment:
         self._lock.acquire()
 
     def _wait_for(self, index: int) -> None:
-        """Poll until a rank has arrived; after many polls, sleep between them."""
+        """Poll until a rank has arrived; after many polls, sleep between two polls."""
         polls, sleep = 0, _MIN_SLEEP
         while self._status[index] < self._generation:
             polls += 1
@@ -213,7 +213,7 @@ class Segment:
 def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> Tensor:
     """Map memory that one rank creates and the others open.
 
-    On Linux the memory has no name, and is freed with the last process that maps it.
+    On Linux, the memory has no name and is freed when the last process that maps it ends.
     """
     store, key = group.get_group_store(), f"distkit/shared_memory/{local_ranks[0]}"
     rank = dist.get_rank(group)

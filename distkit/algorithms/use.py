@@ -1,4 +1,4 @@
-"""Replaces the algorithm of ``dist.all_reduce``, and therefore of DDP, with one of distkit's."""
+"""Replaces the algorithm of ``dist.all_reduce``, which DDP also uses, with one of distkit's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGE = 1 << 16
 
 @contextmanager
 def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
-    """Run ``dist.all_reduce`` on this rank, and therefore DDP, with ``algorithm``.
+    """Run ``dist.all_reduce``, which DDP also uses, with ``algorithm`` on this rank.
 
     Every rank must enter the context. The trace shows the collective with its messages inside.
 
@@ -92,7 +92,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` with the algorithm that suits its size and the hosts of the group.
 
     Args:
-        x: a tensor of any shape, the same on every rank.
+        x: a tensor with the same shape on every rank.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
     """
@@ -128,13 +128,13 @@ def _all_reduce(
     op, pg = _caller_reduction(sys._getframe(1)), dist.ProcessGroup.unbox(group)
     for x in tensors:
         run(x, op, pg)
-    return tensors, _create_work(_completed_future(tensors)).boxed() if _async else _finished.work
+    return tensors, _create_work(_completed_future(tensors)).boxed() if _async else _reusable.work
 
 
 def _caller_reduction(frame: FrameType | None) -> Any:
     """Return the reduction from the caller's frame; the operator receives an opaque object.
 
-    DDP's reducer calls it from C++; it divides first, then sums.
+    DDP's reducer calls the operator from C++, and has already divided, so the reduction is a sum.
     """
     for _ in range(3):  # the recorder may add frames
         if frame is not None and frame.f_code.co_filename == c10d.__file__:
@@ -149,7 +149,7 @@ def _completed_future(value: Any) -> Any:
     return future
 
 
-class _Finished(threading.local):
+class _ReusableWork(threading.local):
     """A completed ``Work`` to reuse, because creating one takes longer than a small all-reduce.
 
     It is thread-local, because recorders identify operations in flight by their work object.
@@ -159,4 +159,4 @@ class _Finished(threading.local):
         self.work = _create_work(_completed_future(None)).boxed()
 
 
-_finished = _Finished()
+_reusable = _ReusableWork()

@@ -133,7 +133,7 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
     deadlocked = one_f_one_b(2, 2)
     deadlocked[0].insert(0, deadlocked[0].pop(1))  # a backward before the forward that it needs
     deadlocked[1].reverse()
-    with pytest.raises(ValueError, match=r"never ends: .*rank 1 waits in 1B1 \(needs 1F1\)"):
+    with pytest.raises(ValueError, match=r"never ends: .*rank 1 is stuck at 1B1 \(needs 1F1\)"):
         list(execution_order(deadlocked))
 
 

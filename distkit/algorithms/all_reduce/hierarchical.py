@@ -56,7 +56,7 @@ def seconds(
 ) -> Numbers:
     """Return (g-1) (2t(K) + K·gamma) inside hosts of g, plus the ring of ⌈n/g⌉ leaders.
 
-    TensorFlow's ``HierarchicalCopyAllReduce``.
+    TensorFlow's ``HierarchicalCopyAllReduce`` works this way.
     """
     g = np.minimum(at_least(1, devices=devices_per_host), n)
     local = (g - 1) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
@@ -87,12 +87,12 @@ def hierarchical_all_reduce(
     With m hosts of g devices: 2(g-1)(α + Kβ) inside, 2(m-1)α + 2(m-1)/m Kβ between hosts.
 
     Args:
-        x: tensor of any shape, the same on every rank; K bytes.
+        x: tensor of K bytes, with the same shape on every rank.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
         devices_per_host: number of consecutive ranks per host; the last host may have fewer.
-            By default, the hosts that the ranks run on; if all run on one host, hosts of two ranks
-            are assumed.
+            By default, the hosts are those that the ranks run on. If all ranks run on one host,
+            hosts of two ranks are assumed.
 
     Source:
         TensorFlow, ``tf.distribute.HierarchicalCopyAllReduce``; the ring between hosts: Horovod,

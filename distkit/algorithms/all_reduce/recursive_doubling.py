@@ -33,8 +33,8 @@ from distkit.algorithms.rounds import (
 def schedule(n: int) -> Schedule:
     """Yield the rounds: partners at distance 1, 2, 4, … exchange their whole tensors.
 
-    If n exceeds a power of two p, the first 2(n-p) ranks are folded into n-p: the even rank of each
-    pair sends its tensor to the odd one.
+    If n is not a power of two and p is the largest power of two below n, the first 2(n-p) ranks are
+    folded into n-p: the even rank of each pair sends its tensor to the odd one.
     """
     return fold_schedule(n, _doubling(highest_bit(n)), chunks=1)
 

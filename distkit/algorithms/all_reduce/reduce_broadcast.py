@@ -22,7 +22,7 @@ def schedule(n: int) -> Schedule:
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
     """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 receives from one rank after the other.
 
-    TensorFlow's ``ReductionToOneDevice``.
+    TensorFlow's ``ReductionToOneDevice`` works this way.
     """
     return (n - 1) * (2 * link.seconds(nbytes) + nbytes * link.gamma)
 

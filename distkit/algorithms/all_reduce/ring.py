@@ -52,16 +52,16 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
 def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     """Reduce ``x`` over all ranks, in place, as ``dist.all_reduce(x)`` does.
 
-    In n-1 rounds of *reduce-scatter* each rank sends a chunk to its right neighbor and adds the
-    chunk received from the left; then rank r has the complete sum of chunk r+1. In n-1 rounds
-    of *all-gather* the complete chunks travel around once more::
+    In n-1 rounds of *reduce-scatter*, each rank sends a chunk to its right neighbor and adds the
+    chunk received from the left. Rank r then has the complete sum of chunk r+1. In n-1 rounds
+    of *all-gather*, the complete chunks travel around once more::
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
 
     2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ: no algorithm sends fewer bytes.
 
     Args:
-        x: tensor of any shape, the same on every rank; K bytes.
+        x: tensor of K bytes, with the same shape on every rank.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
 
@@ -99,15 +99,15 @@ def ring_pass(
     group: Group,
     op: ReduceOp | None = None,
 ) -> None:
-    """Go around a ring once: send chunk ``first``, then in each round the chunk received last.
+    """Pass chunks around a ring once: send ``first``, then always the chunk received last.
 
     Args:
-        chunks: one for each rank of the ring.
+        chunks: one chunk for each rank of the ring.
         first: index of the chunk that this rank sends first.
         left: neighbor in the group to receive from.
         right: neighbor in the group to send to.
         group: the process group.
-        op: combines a received chunk with the local one; None replaces the local one.
+        op: combines each received chunk with the local chunk; None overwrites the local chunk.
     """
     m, recv_buffer = len(chunks), empty_like(chunks[0])
     for s in range(m - 1):

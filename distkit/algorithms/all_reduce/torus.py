@@ -97,12 +97,12 @@ def torus_all_reduce(
     2(g-1)/g Kβ of this time, and traffic between hosts takes 2(m-1)/m K/g β.
 
     Args:
-        x: tensor of any shape, the same on every rank; K bytes.
+        x: tensor of K bytes, with the same shape on every rank.
         op: SUM, MIN, MAX or PRODUCT.
         group: the process group; None means the default group.
-        devices_per_host: g, a divisor of the number of ranks. By default, a row is a host that the
-            ranks run on, and all hosts must have the same number of ranks; if all run on one host,
-            the grid is as square as possible.
+        devices_per_host: g, a divisor of the number of ranks. By default, each row is one of the
+            hosts that the ranks run on, and all hosts must have the same number of ranks. If all
+            ranks run on one host, the grid is as square as possible.
 
     Raises:
         ValueError: The ranks do not fill the grid.
