@@ -23,7 +23,7 @@ Batches = Mapping[int, Sequence[float]]
 #: Minimum number of sizes.
 MIN_SIZES = 3
 
-#: Smallest beta [s/byte]; a smaller one means that large messages took no longer than small ones.
+#: Minimum beta [s/byte]; a smaller beta means that large messages took no longer than small ones.
 MIN_BETA = 1e-15
 
 
@@ -52,7 +52,7 @@ def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fit:
-    """A link, with 95 % confidence intervals of its alpha and beta."""
+    """A link, with 95% confidence intervals of its alpha and beta."""
 
     link: Link
     alpha: tuple[float, float]
@@ -239,7 +239,7 @@ class MeasuredNetwork(Network):
         n: the number of ranks.
         moves: the time of each batch of messages [s], by number of concurrent messages and by size.
         adds: the time of each batch of sums [s], by size.
-        calls: the time of each batch of collectives' overhead (checks, allocations) [s], by size.
+        calls: the overhead of a collective (checks, allocations) in each batch [s], by size.
     """
 
     def __init__(

@@ -2,8 +2,9 @@
 
 n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
 m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each formula
-equals :func:`~distkit_simulation.simulator.finish_times` on a flat network. The double tree's is an
-exception: it is an upper bound of at most four times the simulated time. Tests verify this.
+equals :func:`~distkit_simulation.simulator.finish_times` on a flat network. The formula of the
+double tree is an exception: it is an upper bound, at most four times the simulated time. Tests
+verify this.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
     """Return 1 + sync/compute, the number of ranks above which training is faster than on one.
 
-    ``sync`` is assumed to be constant, which nearly holds for the bandwidth term of a ring, but
-    not for its latency.
+    ``sync`` is assumed to be constant. This nearly holds for the bandwidth term of a ring, but not
+    for its latency term.
 
     >>> break_even(compute=1.0, sync=2.5)
     3.5
@@ -189,7 +190,8 @@ def parameter_server(
 ) -> Numbers:
     """Return the time for all workers to pull and push [s]: 2 t(max(K, W·max(K/S, largest))).
 
-    The slower side determines the time: a worker moves K bytes, a server its share for each worker.
+    The slower side determines the time: a worker moves K bytes, and a server moves its share of K
+    once for each worker.
 
     Args:
         workers: W, the number of workers.

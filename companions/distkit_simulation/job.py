@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 HALF_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
 UPDATE_BYTES = 30
-#: Bytes moved in a layer's forward pass. Per token and hidden unit: by norms, residuals and dropout
-#: (replicated on each tensor-parallel rank), and by queries, keys and values. Then: per token and
-#: unit of the inner width, and per attention score. The last one is per logit.
+#: Bytes that a layer's forward pass moves: per token and hidden unit for norms, residuals and
+#: dropout (replicated on each tensor-parallel rank), per token and hidden unit for queries, keys
+#: and values, per token and inner unit, and per attention score. Then, bytes per logit in the loss.
 REPLICATED_BYTES, PROJECTED_BYTES, INNER_BYTES, SCORE_BYTES, LOGIT_BYTES = 22, 6, 2, 9, 16
 
 
@@ -84,8 +84,8 @@ class Machine:
     def link(self, ranks: int, stride: int) -> Link:
         """Return the link of a ring of ranks ``stride`` apart, while neighboring rings communicate.
 
-        A ring within a host uses the inner link. Otherwise ``stride`` rings leave each host and
-        share its NICs.
+        A ring within a host uses the inner link. Otherwise, ``stride`` rings, but at most one per
+        device, share each host's NICs.
         """
         if ranks * stride <= self.devices:
             return self.inside
@@ -96,7 +96,7 @@ class Machine:
 
 
 #: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand NICs of 200 Gbit/s. ``distkit bench
-#: published`` fits the fractions to 21 of vTrain's runs; the inner link is that of NCCL's ring.
+#: published`` fits the fractions to 21 of vTrain's runs. ``inside`` describes NCCL's ring.
 A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
 #: NVIDIA's H100 with 80 GB, 8 in a host with 8 NICs of 400 Gbit/s; fractions as on the A100.
 H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
@@ -129,8 +129,9 @@ class Job:
         LayoutError: the layout does not divide the model or the batch.
 
     Source:
-        Narayanan et al., 2021; Korthikanti et al., 2022. Fitted to 21 of vTrain's runs (Bang et
-        al., 2024): ``distkit bench published`` prints the errors for the others.
+        Narayanan et al., 2021; Korthikanti et al., 2022. The fractions of :class:`Machine` are
+        fitted to 21 of vTrain's runs (Bang et al., 2024). ``distkit bench published`` prints the
+        errors for vTrain's other runs.
 
     Example:
         >>> gpt = Transformer.gpt(96, 12288, 96)
@@ -328,9 +329,9 @@ class Job:
 
     @property
     def trace(self) -> Trace:
-        """The trace of a step of one pipeline, with one lane per stage.
+        """The trace of a step of one pipeline, with one lane per pipeline rank.
 
-        With "zero_bubble_h2", steps overlap, so a single one takes longer than ``seconds``.
+        With "zero_bubble_h2", steps overlap, so a single step takes longer than ``seconds``.
         """
         p, parts = self.layout.pp, self.parts
         writer, layers = Writer(p), self.model.layers / p
@@ -432,7 +433,7 @@ def search_layouts(
 
     Args:
         model: the model, as in :class:`Job`.
-        machine: the machine of the devices.
+        machine: the hosts and devices, as in :class:`Job`.
         devices: the number of devices.
         batch: the number of samples in a step.
         sequence: the number of tokens in a sample.

@@ -136,8 +136,8 @@ def plain(numbers: ArrayLike) -> Any:
 class Network:
     """Ranks connected by equal links through a non-blocking switch.
 
-    A rank sends one message and receives one at a time. :meth:`hosts` creates another network;
-    :func:`distkit_simulation.calibrate` measures one.
+    A rank sends one message and receives one at a time. :meth:`hosts` creates a network of hosts
+    with several devices each. :func:`distkit_simulation.calibrate` measures a network.
 
     Args:
         link: the link between any two ranks.
@@ -204,11 +204,11 @@ class Hosts(Network):
         """See :meth:`Network.seconds`."""
         src, dst, size = _ends(src, dst, nbytes)
         seconds: Floats = self.inside.seconds(size)
-        out, into = src // self.devices, dst // self.devices
-        remote = np.flatnonzero(out != into)
+        src_host, dst_host = src // self.devices, dst // self.devices
+        remote = np.flatnonzero(src_host != dst_host)
         m = size[remote]
-        queued = np.maximum(carried_bytes(out[remote], m), carried_bytes(into[remote], m))
-        seconds[remote] = _loaded_seconds(self.link, m, np.maximum(m, queued))
+        total = np.maximum(carried_bytes(src_host[remote], m), carried_bytes(dst_host[remote], m))
+        seconds[remote] = _loaded_seconds(self.link, m, np.maximum(m, total))
         return seconds
 
 
@@ -229,17 +229,17 @@ def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
     before = np.cumsum(m) - m
     smaller = before - before[first][index]  # bytes of smaller transfers on the same resource
     larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
-    done = np.empty(len(m))
-    done[order] = smaller + larger * m
-    return done
+    totals = np.empty(len(m))
+    totals[order] = smaller + larger * m
+    return totals
 
 
-def _loaded_seconds(link: Link, nbytes: Floats, queued: Floats) -> Floats:
-    """Return the time of a message that ends after ``queued`` bytes on its link [s]."""
+def _loaded_seconds(link: Link, nbytes: Floats, total: Floats) -> Floats:
+    """Return the time of a message that ends after ``total`` bytes on its link [s]."""
     unloaded: Floats = link.seconds(nbytes)
     alpha: Floats = link.seconds(np.zeros(1))
     beta = np.where(nbytes > 0, (unloaded - alpha) / np.maximum(nbytes, 1e-300), 0.0)
-    return unloaded + beta * (queued - nbytes)
+    return unloaded + beta * (total - nbytes)
 
 
 def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints, Floats]:

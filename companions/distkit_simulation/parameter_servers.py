@@ -68,12 +68,12 @@ class Simulation:
         self.rng, self.record = np.random.default_rng(seed), record
         self.compute, self.slow = compute, slow
         self.receiving_until, self.sending_until = [0.0] * self.servers, [0.0] * self.servers
-        self.step, self.pulled = [0] * workers, [0] * workers
+        self.step, self.pulled_versions = [0] * workers, [0] * workers
         self.version = 0  # number of applied gradients of all workers
-        self.arrived: list[list[int]] = [[] for _ in range(steps)]  # workers, by step
+        self.arrivals: list[list[int]] = [[] for _ in range(steps)]  # workers, by step
         self.updates = 0
-        self.waiting: dict[int, float] = {}  # worker -> start of its wait
-        self.held: dict[tuple[int, int], tuple[float, str]] = {}  # held pulls, by worker and server
+        self.wait_starts: dict[int, float] = {}  # worker -> start of its wait
+        self.held_pulls: dict[tuple[int, int], tuple[float, str]] = {}  # by worker and server
         self.heap: list[tuple[float, int, int, str, int]] = []
         self.sequence = itertools.count()
         self.writer = Writer(workers + self.servers)
@@ -94,7 +94,7 @@ class Simulation:
 
     def _pull(self, time: float, w: int, j: int) -> None:
         if j == 0:
-            self.pulled[w] = self.version
+            self.pulled_versions[w] = self.version
         end = self._transfer(Op.PULL, time, w, j, self.sending_until)
         self._push_event(end, w, *(("pull", j + 1) if j + 1 < self.servers else ("compute", 0)))
 
@@ -126,26 +126,26 @@ class Simulation:
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
-        staleness = self.version - self.pulled[w] if self.staleness else 0  # 0 if synchronous
+        staleness = self.version - self.pulled_versions[w] if self.staleness else 0
         self.result.staleness.append(staleness)
         self.version += 1
-        self.arrived[step].append(w)
+        self.arrivals[step].append(w)
         self.step[w] += 1
-        self.waiting[w] = time
-        if self.rule.complete(self.arrived[step], range(self.workers)):
+        self.wait_starts[w] = time
+        if self.rule.complete(self.arrivals[step], range(self.workers)):
             self._record_update(
-                time, self.arrived[step] if self.rule.has_rounds else [w], staleness
+                time, self.arrivals[step] if self.rule.has_rounds else [w], staleness
             )
         self._resume(time)
 
     def _resume(self, time: float) -> None:
         """Start the next step of the workers that may continue."""
         slowest = min(self.step)
-        for w, start in list(self.waiting.items()):
+        for w, start in list(self.wait_starts.items()):
             if self.step[w] == self.steps:
                 continue
             if slowest >= self.rule.required_clock(self.step[w]):
-                del self.waiting[w]
+                del self.wait_starts[w]
                 self.result.waited[w] += time - start
                 self._push_event(time, w, "pull", 0)
             elif start == time:
@@ -166,7 +166,7 @@ class Simulation:
     def _record_held_pull(self, time: float, w: int, s: int) -> None:
         """Record the arrival of a pull that the server holds."""
         match = self._new_match(Op.PULL)
-        self.held[w, s] = time, match
+        self.held_pulls[w, s] = time, match
         self._record(
             self.workers + s, Op.RECV, time, time, peer=w, **self._message_fields(s, match)
         )
@@ -177,7 +177,7 @@ class Simulation:
         """Record a request at the worker, and its arrival and reply at the server."""
         peer, held = self.workers + s, None
         if op is Op.PULL:
-            held = self.held.pop((w, s), None)
+            held = self.held_pulls.pop((w, s), None)
         start, match = held or (requested, self._new_match(op))
         fields = self._message_fields(s, match)
         arrival, reply = (begin, end) if op is Op.PULL else (end, end)
@@ -223,8 +223,8 @@ class Simulation:
 def assign_tensors(tensors: Sequence[int], servers: int) -> Floats:
     """Assign each tensor to the server with the fewest bytes; return the bytes per server.
 
-    ``tf_cnn_benchmarks`` assigns variables in this way: with many servers, the largest tensor
-    determines the load. MXNet splits tensors: pass the parts.
+    ``tf_cnn_benchmarks`` assigns variables in this way. With many servers, the largest tensor
+    determines the load. MXNet splits large tensors; to model it, pass the sizes of the parts.
 
     >>> assign_tensors([8, 4, 3, 2], 2)
     array([8., 9.])
@@ -259,9 +259,9 @@ def parameter_server(
         link: the link between workers and servers.
         compute: the compute time of a step [s], or its distribution.
         steps: the number of steps of each worker.
-        staleness: the number of steps by which a worker may be ahead of the slowest. 0 is
-            synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and values in
-            between bound the staleness.
+        staleness: the number of steps by which a worker may be ahead of the slowest worker. 0 is
+            synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and a value in
+            between bounds the staleness.
         stragglers: slow workers.
         seed: the seed of all random draws.
         record: whether to record a trace.

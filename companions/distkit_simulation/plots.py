@@ -47,7 +47,7 @@ def compare(
         largest: the last size [bytes].
 
     Returns:
-        A matplotlib figure, which shows the fastest algorithm of each range of sizes at the top.
+        A matplotlib figure. A bar at the top shows the fastest algorithm for each range of sizes.
     """
     names = list(algorithms or measured or ALL_REDUCES)
     sizes = np.unique(np.geomspace(smallest, largest, POINTS).astype(int) // 4 * 4)

@@ -1,9 +1,9 @@
-"""Simulate the trace that real ranks would record of a schedule on a network. No side effects.
+"""Simulate the trace that ranks would record for a schedule on a network. No side effects.
 
 All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
 transfer starts when both ends are ready, like large messages in gloo and MPI. A rank sends one
 message and receives one at a time, and enters the next round when its part of this one is complete.
-Received data are reduced during the next transfers, unless those move the same chunks.
+Received data is reduced during the next transfers, unless they move the same chunks.
 
 :class:`Stragglers` describes slow ranks and late messages. All random numbers are from a seeded
 generator.
@@ -97,7 +97,7 @@ def _seconds(name: str, value: float) -> None:
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
 
-#: Maximum number of events of :func:`simulate`; views of more would be unreadable.
+#: Maximum number of events of :func:`simulate`; a view of more events would be unreadable.
 MAX_EVENTS = 2_000_000
 
 #: Bytes per element of simulated tensors, which are float32.
@@ -158,19 +158,19 @@ class RankClocks:
             last = t.chunk + t.count
             nbytes = edges[last] - edges[t.chunk]
             adds = np.broadcast_to(t.reduce, nbytes.shape)
-            out, into = self._clock, self._clock
+            send_clock, recv_clock = self._clock, self._clock
             for part in matchings(t.src, t.dst, self.n):
                 src, dst = t.src[part], t.dst[part]
-                sent = self._free(out, src, t.chunk[part], last[part])
-                requested = self._free(into, dst, t.chunk[part], last[part])
+                sent = self._free(send_clock, src, t.chunk[part], last[part])
+                requested = self._free(recv_clock, dst, t.chunk[part], last[part])
                 end = self._end(src, dst, nbytes[part], np.maximum(sent, requested))
-                out, into = out.copy(), into.copy()
-                out[src] = into[dst] = end
+                send_clock, recv_clock = send_clock.copy(), recv_clock.copy()
+                send_clock[src] = recv_clock[dst] = end
                 yield Transfers(src, dst, nbytes[part], sent, requested, end)
-                into[dst] = self._add(
+                recv_clock[dst] = self._add(
                     dst, nbytes[part] * adds[part], end, t.chunk[part], last[part]
                 )
-            self._clock = np.maximum(out, into)
+            self._clock = np.maximum(send_clock, recv_clock)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
         """Return the times when ranks can move these chunks, after pending sums."""
@@ -208,7 +208,7 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     """Split transfers into parts in which each rank sends and receives at most one message.
 
     Ranks with the most transfers come first and start with their nearest right neighbor, so that
-    an all-to-all exchange needs no more parts than partners.
+    an all-to-all exchange of n ranks needs only n-1 parts.
 
     >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
     [[0, 2], [1]]
@@ -317,8 +317,8 @@ def simulate(
     """Simulate a schedule on a network and return the trace that ``n`` real ranks would record.
 
     Args:
-        schedule: the name of an algorithm, an entry of the catalog, or a function from the
-            number of ranks to rounds.
+        schedule: the name of an algorithm, an entry of the catalog, or a function that returns the
+            rounds for a number of ranks.
         n: the number of ranks.
         nbytes: the size of the tensor of floats [bytes]; elements are never split.
         network: the network of the ranks.

@@ -90,13 +90,13 @@ def measure_step(
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        seconds = _alternating(kinds, steps, blocks)
+        seconds = _measure_parts(kinds, steps, blocks)
     finally:
         torch.set_num_threads(previous_threads)
     return seconds if not single_rank else {**seconds, "sync": 0.0, "step": seconds["compute"]}
 
 
-def _alternating(
+def _measure_parts(
     kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int
 ) -> dict[str, float]:
     """Return the seconds of each part in its fastest alternating block, after a warm-up block."""
@@ -119,8 +119,8 @@ def speedups(measured: Any) -> list[Row]:
     """Return the predicted and measured speedup of each configuration over one rank.
 
     A speedup is the throughput in samples per second, relative to one rank with the same batch per
-    rank. For R ranks and a step time T, predicted = R·Tcomp(1)/(Tcomp(R) + Tsync(R)) and measured =
-    R·T(1)/T(R).
+    rank. With the step time T(R) of R ranks, the predicted speedup is
+    R·Tcomp(1)/(Tcomp(R) + Tsync(R)), and the measured speedup is R·T(1)/T(R).
 
     Args:
         measured: the DataFrame that a sweep over :func:`measure_step` returns, or a list of dicts
@@ -205,11 +205,11 @@ def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float
     """Interpolate the parts of a step between measured configurations."""
     counts = sorted({row["ranks"] for row in rows})
 
-    def at(n: int, part: str) -> float:
+    def part_seconds(n: int, part: str) -> float:
         points = sorted((row["batch"], row[part]) for row in rows if row["ranks"] == n)
         return float(np.interp(batch, [b for b, _ in points], [y for _, y in points]))
 
-    return {p: float(np.interp(ranks, counts, [at(n, p) for n in counts])) for p in PARTS}
+    return {p: float(np.interp(ranks, counts, [part_seconds(n, p) for n in counts])) for p in PARTS}
 
 
 def _add_speedups(row: Row, baseline: Row) -> Row:
@@ -265,7 +265,7 @@ def plot_prediction(
 ) -> Figure:
     """Plot the predicted and measured speedups against the number of ranks.
 
-    As the picture of an experiment, the line follows the sliders and each run adds a dot.
+    As the picture of an experiment, this plot follows the sliders, and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.

@@ -40,8 +40,8 @@ def pipeline(
         network: the network of the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
         chunks: the number of stages on each rank, if the schedule has several.
-        weights: the part of ``backward`` for gradients of weights [s], which zero-bubble schedules
-            separate; half of ``backward`` by default.
+        weights: the part of ``backward`` for weight gradients [s], which zero-bubble schedules
+            compute separately; half of ``backward`` by default.
         overlap: whether a rank computes while it sends.
         stragglers: slow ranks.
 
@@ -90,11 +90,11 @@ def simulate_pipeline(
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock = [0.0] * ranks
-    arrived: dict[Action, float] = {}  # arrival time of each action's result at the next rank
+    arrivals: dict[Action, float] = {}  # arrival time of each action's result at the next rank
     for rank, action in execution_order(orders):
         needed, begin = action.needs(stages), clock[rank]
-        if needed in arrived and needed.stage % ranks != rank:
-            begin = max(begin, arrived[needed])
+        if needed in arrivals and needed.stage % ranks != rank:
+            begin = max(begin, arrivals[needed])
             received = writer.message_fields(needed.stage % ranks, nbytes)
             writer.add_operation(Op.RECV, rank, clock[rank], begin, **received)
         clock[rank] = end = begin + seconds[action.kind] / chunks * slow[rank]
@@ -102,7 +102,7 @@ def simulate_pipeline(
         writer.add_operation(Op.MARK, rank, begin, end, attributes=label)
         if (target := action.next(stages)) is not None and target % ranks != rank:
             duration = float(network.seconds([rank], [target % ranks], [nbytes])[0])
-            arrived[action] = end + duration
+            arrivals[action] = end + duration
             writer.add_operation(
                 Op.SEND, rank, end, end + duration, **writer.message_fields(target % ranks, nbytes)
             )

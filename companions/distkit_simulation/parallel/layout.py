@@ -34,18 +34,19 @@ class Layout:
         tp: the number of tensor-parallel ranks that share each layer.
         pp: the number of pipeline ranks.
         world: the number of available ranks.
-        heads: the attention heads, divided evenly among tensor-parallel ranks.
-        kv_heads: the heads of keys and values, divided evenly among tensor-parallel ranks.
+        heads: the number of attention heads, divided evenly among tensor-parallel ranks.
+        kv_heads: the number of key and value heads, divided evenly among tensor-parallel ranks.
         hidden: the width of the model.
         inner: the width of the feed-forward layer.
-        vocabulary: the tokens of the embedding.
-        sequence: the tokens of a sample, if they are also sharded.
-        layers: the layers of the model, divided evenly among the stages.
-        batch: the samples of a step over all copies.
-        microbatches: the micro-batches of each copy.
+        vocabulary: the number of tokens in the embedding.
+        sequence: the number of tokens in a sample, if they are also sharded.
+        layers: the number of layers, divided evenly among the stages.
+        batch: the number of samples in a step, over all copies.
+        microbatches: the number of micro-batches of each copy.
         schedule: the name of the pipeline schedule.
-        chunks: the stages on each pipeline rank.
-        devices_per_host: the devices of a host; each tensor-parallel group must fit on one host.
+        chunks: the number of stages on each pipeline rank.
+        devices_per_host: the number of devices on a host, a multiple of ``tp``, so that each
+            tensor-parallel group fits on one host.
         axes: the axes of the mesh, outermost first.
 
     Raises:
@@ -113,7 +114,9 @@ class Layout:
         return math.prod(getattr(self, other) for other in inner)
 
     def mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """Create torch's mesh; all ranks call it, and ``mesh["tp"]`` is this rank's group.
+        """Create torch's device mesh, where ``mesh["tp"]`` is this rank's tensor-parallel group.
+
+        All ranks must call it.
 
         Raises:
             LayoutError: the run has a different number of ranks.
@@ -203,7 +206,7 @@ def _remedy(numbers: dict[str, Any]) -> str:
 
 
 def _candidates(requested: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield all layouts of the world or, without one, all up to twice the requested numbers."""
+    """Yield all layouts of ``world`` ranks or, if None, all up to twice the requested numbers."""
     if world is None:
         yield from product(*(range(1, 2 * number + 1) for number in requested))
     else:

@@ -124,12 +124,12 @@ class Transformer:
     @property
     def layer(self) -> int:
         """The number of parameters of one layer, in attention and feed-forward."""
-        h, keys = self.hidden, self.hidden * self.kv_heads // self.heads
-        return 2 * h * h + 2 * h * keys + self.matrices * h * self.inner
+        h, kv_width = self.hidden, self.hidden * self.kv_heads // self.heads
+        return 2 * h * h + 2 * h * kv_width + self.matrices * h * self.inner
 
     @property
     def parameters(self) -> int:
-        """The number of all parameters, except those of norms (less than 0.01 %)."""
+        """The number of all parameters, without those of norms (less than 0.01%)."""
         return self.embeddings * self.embedding + self.layers * self.layer
 
     def activations(
@@ -232,8 +232,8 @@ LLAMA_3_8B = Transformer(32, 4096, 32, 8, 14336, 128256)
 def tensor_bytes() -> int:
     """Return the total size of this process's tensors and gradients [bytes].
 
-    Shared storage counts once. Tensors referenced only by autograd are not counted, so call it
-    after the backward pass.
+    Shared storage counts once. Tensors that only autograd references are not counted, so call this
+    function after the backward pass.
 
     Example:
         >>> import torch

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 def shards(
     model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
 ) -> list[dict[str, Any]]:
-    """List the shards of each parameter on each rank; all ranks must call it.
+    """List the shards of each parameter on each rank. All ranks must call it.
 
-    It supports plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks with
-    different layers, and the layers of :mod:`distkit.algorithms.tensor_parallel`. Only sizes are
-    sent.
+    Plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks with different layers,
+    and the layers of :mod:`distkit.algorithms.tensor_parallel` are supported. Only sizes are sent.
 
     Args:
         model: a model, a tensor, or tensors by name.
@@ -51,8 +50,8 @@ def shards(
         gathered = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, local)
     entries: dict[str, dict[str, Any]] = {}
-    for rank, of_rank in enumerate(gathered):
-        for key, shape, shard in of_rank:
+    for rank, rank_shards in enumerate(gathered):
+        for key, shape, shard in rank_shards:
             if shape is None:
                 raise ValueError(
                     f"{key!r} is in a flat vector of Zero, whose shards are not shards of single "
@@ -136,10 +135,11 @@ _NON_BLOCKING = {Op.MARK, Op.SEND}
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the fraction of time that each rank waits in receives and collectives, or has ended.
+    """Return the fraction of time that each rank spends in receives and collectives, or idle.
 
-    The time extends from the first start to the last end of any rank. For a pipeline with one stage
-    per rank and free messages, the result is (p-1)/(m+p-1).
+    The time extends from the first start to the last end of any rank; a rank is also idle before
+    its own start and after its own end. For a pipeline with one stage per rank and free messages,
+    the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.

@@ -44,8 +44,9 @@ class Zero:
     Args:
         model: the model, with the same weights on every rank.
         optimizer: a function that creates the optimizer of this rank's parts, such as
-            ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``; it must be elementwise.
-        stage: 0 shards nothing, like DDP; 1 optimizer states; 2 also gradients; 3 also parameters.
+            ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``. Its update must be elementwise.
+        stage: 0 shards nothing, like DDP. 1 shards optimizer states, 2 also gradients, and 3 also
+            parameters.
         group: the process group; None for all ranks.
 
     Raises:
@@ -82,7 +83,7 @@ class Zero:
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
-        """Update this rank's parts, and gather the parameters."""
+        """Update this rank's parts and gather the parameters."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # for parameters unused by the loss
         self.optimizer.step()

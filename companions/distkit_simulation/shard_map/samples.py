@@ -17,7 +17,7 @@ from distkit.views.scene.marks import Scene, Shape, path, picture, rect, text, t
 from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
-WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing; of the steps
+WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing, left and right edges of the steps
 #: Maximum heights of all samples, of a row and of all rows; maximum cell size.
 MAX_SAMPLES_HEIGHT, MAX_ROW, MAX_ROWS, MAX_CELL = 190, 34, 176, 30
 #: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
@@ -140,7 +140,7 @@ class Renderer:
 
 
 class Grid:
-    """The cells of samples, in lines; each of a few files starts on a new line.
+    """The cells of samples, in lines. If there are only a few files, each starts a new line.
 
     Args:
         samples: the number of samples.
