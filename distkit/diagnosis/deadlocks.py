@@ -83,7 +83,7 @@ def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
     same_members = len({tuple(facts.members(s.group)) for s in spans}) == 1
     rule = rules.equal_groups if same_members else rules.wrong_group
     ranks = sorted({s.rank for s in spans})
-    return rule.finding(*spans, culprits=ranks, here=Calls(spans, facts.call))
+    return rule.finding(*spans, culprits=ranks, calls=Calls(spans, facts.call))
 
 
 def _message_taken(facts: Evidence, span: Span) -> Finding | None:
@@ -127,7 +127,7 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[recv.rank],
                 span=recv,
                 send=send,
-                over=facts.ended_clause(recv.peer),
+                ended_clause=facts.ended_clause(recv.peer),
             )
     return None
 
@@ -145,7 +145,7 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[send.rank],
                 send=send,
                 recv=recv,
-                over=facts.ended_clause(send.peer),
+                ended_clause=facts.ended_clause(send.peer),
             )
     return None
 
@@ -189,68 +189,68 @@ def finished_partner(facts: Evidence, stuck: Stuck) -> Cause | None:
     """Find a rank that waits for a finished rank, examining messages before collectives."""
     calls = [s for s in stuck.values() if s.match is None]
     for span in sorted(calls, key=lambda s: s.op not in P2P):
-        gone = [r for r in facts.waits_for[span.rank] if facts.is_gone(r)]
+        absent = [r for r in facts.waits_for[span.rank] if facts.has_ended(r)]
         any_source = span.op is Op.RECV and span.peer is None
-        if not gone or (any_source and len(gone) < len(facts.waits_for[span.rank])):
+        if not absent or (any_source and len(absent) < len(facts.waits_for[span.rank])):
             continue
         if span.op in P2P:
-            return _no_partner(facts, span, gone), {span.rank}
+            return _no_partner(facts, span, absent), {span.rank}
         same_call = {
             r
             for r, s in stuck.items()
             if s.group == span.group and s.op is span.op and facts.nth(s) == facts.nth(span)
         }
-        return _not_called(facts, {r: stuck[r] for r in same_call}, gone), same_call
+        return _not_called(facts, {r: stuck[r] for r in same_call}, absent), same_call
     return None
 
 
-def _no_partner(facts: Evidence, span: Span, gone: list[int]) -> Finding:
+def _no_partner(facts: Evidence, span: Span, absent: list[int]) -> Finding:
     sends = span.op is Op.SEND
     ends = [(s.rank, r.rank) if sends else (r.rank, s.rank) for s, r in facts.pairs]
     rule = rules.no_receiver if sends else rules.no_sender
     return rule.finding(
         span,
-        culprits=gone,
-        missing=gone,
+        culprits=absent,
+        missing=absent,
         span=span,
-        gone=gone,
-        one_of="one of " * (len(gone) > 1),
-        over=facts.end_phrase(gone),
-        done=sum(here == span.rank and there in gone for here, there in ends),
-        known=facts.known_reasons(gone),
+        absent=absent,
+        one_of="one of " * (len(absent) > 1),
+        end_phrase=facts.end_phrase(absent),
+        count=sum(rank == span.rank and peer in absent for rank, peer in ends),
+        reasons=facts.known_reasons(absent),
     )
 
 
-def _not_called(facts: Evidence, here: Stuck, gone: list[int]) -> Finding:
+def _not_called(facts: Evidence, waits: Stuck, absent: list[int]) -> Finding:
     """Return the finding for a collective that some ranks wait in and others never called."""
-    span = here[min(here)]
-    unused_parameters = find_unused_parameters(facts, gone, here.values())
+    span = waits[min(waits)]
+    unused_parameters = find_unused_parameters(facts, absent, waits.values())
     if "gradients" in span.attributes and unused_parameters is not None:
         return unused_parameters
-    called_here, called_gone = facts.count_calls(min(here), span), facts.count_calls(gone[0], span)
-    rule, remedy = _why_not_called(facts, span, here, gone)
-    uneven_calls = span.where and called_here > called_gone > 0
+    n, m = (facts.count_calls(rank, span) for rank in (min(waits), absent[0]))
+    rule, remedy = _why_not_called(facts, span, waits, absent)
+    uneven_calls = span.where and n > m > 0
     if uneven_calls and rule in (rules.skipped, rules.missing_barrier):
         rule, remedy = rules.uneven_end, uneven_remedy(facts, span)
-    culprits = outliers([sorted(here), gone])
-    if rule is rules.new_group or len(here) == len(gone):
-        culprits = tuple(gone)
+    culprits = outliers([sorted(waits), absent])
+    if rule is rules.new_group or len(waits) == len(absent):
+        culprits = tuple(absent)
     return rule.finding(
-        *here.values(),
+        *waits.values(),
         remedy=remedy,
         culprits=culprits,
-        missing=gone,
-        here=Calls(here.values(), facts.call),
-        gone=gone,
-        over=facts.end_phrase(gone),
-        known=facts.known_reasons(gone),
-        n=called_here,
-        m=called_gone,
+        missing=absent,
+        calls=Calls(waits.values(), facts.call),
+        absent=absent,
+        end_phrase=facts.end_phrase(absent),
+        reasons=facts.known_reasons(absent),
+        n=n,
+        m=m,
     )
 
 
 def _why_not_called(
-    facts: Evidence, span: Span, here: Stuck, gone: list[int]
+    facts: Evidence, span: Span, waits: Stuck, absent: list[int]
 ) -> tuple[rules.Rule, str]:
     """Return the rule, and the remedy that replaces the rule's remedy, if any."""
     if "gradients" in span.attributes:
@@ -260,18 +260,18 @@ def _why_not_called(
         return rules.uneven_backward_end, uneven_remedy(facts, span, gradients=True)
     if span.op is Op.NEW_GROUP:
         return rules.new_group, ""
-    if span.group != "world" and not any(facts.calls[span.group].get(r) for r in gone):
+    if span.group != "world" and not any(facts.calls[span.group].get(r) for r in absent):
         return rules.member_missing, ""
     rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
-    remedy = missing_call_remedy(facts, span) or fill(rule.remedy, gone=gone)
-    return rule, remedy + _group_hint(facts, here)
+    remedy = missing_call_remedy(facts, span) or fill(rule.remedy, absent=absent)
+    return rule, remedy + _group_hint(facts, waits)
 
 
-def _group_hint(facts: Evidence, here: Stuck) -> str:
+def _group_hint(facts: Evidence, waits: Stuck) -> str:
     """Return a hint to pass ``group=`` if the waiting ranks are exactly the members of a group."""
-    is_group = any({*s.attributes.get("members", ())} == {*here} for s in facts.spans)
-    in_world = len(here) > 1 and all(s.group == "world" for s in here.values())
-    return rules.divergence.fill("pass_group", ranks=[*here]) if is_group and in_world else ""
+    is_group = any({*s.attributes.get("members", ())} == {*waits} for s in facts.spans)
+    in_world = len(waits) > 1 and all(s.group == "world" for s in waits.values())
+    return rules.divergence.fill("pass_group", ranks=[*waits]) if is_group and in_world else ""
 
 
 def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
@@ -279,26 +279,26 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     span = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if span is None:
         return None
-    here = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (span.op, span.attributes)}
-    others = [r for r in facts.graph.ranks if r not in here]
+    waits = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (span.op, span.attributes)}
+    others = [r for r in facts.graph.ranks if r not in waits]
     missing = facts.graph.keys.missing(span)
     similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
     near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
     other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
-    gone = [f"{named([r])} has {facts.end_phrase([r])}" for r in others if facts.is_gone(r)]
-    activities = [*gone, *(clauses([s], "wait in", facts.call) for s in other_spans)]
+    ends = [f"{named([r])} has {facts.end_phrase([r])}" for r in others if facts.has_ended(r)]
+    activities = [*ends, *(clauses([s], "wait in", facts.call) for s in other_spans)]
     rule = rules.missing_key
     finding = rule.finding(
-        *here.values(),
+        *waits.values(),
         *other_spans,
-        culprits=others or sorted(here),
+        culprits=others or sorted(waits),
         missing=others,
-        here=Calls(here.values()),
+        calls=Calls(waits.values()),
         keys=keys(missing),
         near="".join(rule.fill("near", set=e, call=call(e)) for e in near_events),
         others="".join(f"; {text}" for text in activities),
     )
-    return finding, {*here}
+    return finding, {*waits}
 
 
 # -- cycles -------------------------------------------------------------------------------
@@ -311,9 +311,9 @@ def wait_cycle(facts: Evidence, stuck: Stuck) -> Cause | None:
     if start is None:
         return None
     path = [start]
-    while (after := edges[path[-1]][0]) not in path:
-        path.append(after)
-    ring = path[path.index(after) :]
+    while (following := edges[path[-1]][0]) not in path:
+        path.append(following)
+    ring = path[path.index(following) :]
     first = ring.index(min(ring))
     ring = ring[first:] + ring[:first]
     return _cycle(facts, [stuck[r] for r in ring]), set(ring)

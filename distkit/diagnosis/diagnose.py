@@ -1,6 +1,6 @@
 """Diagnosis of a run: computes findings from events. No side effects.
 
-A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended; a rank that
+A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended. A rank that
 is still computing may yet arrive. Each cause is reported once, with the ranks that wait because of
 it.
 """
@@ -25,10 +25,10 @@ __all__ = ["Finding", "diagnose"]
 
 
 def diagnose(trace: EventLog) -> list[Finding]:
-    """Return the mistakes in a complete or partial trace, most important first.
+    """Return the mistakes in a complete or partial trace, with the most important ones first.
 
     Args:
-        trace: a live or saved trace. ``info.ends`` contains how each rank ended, ``info.groups``
+        trace: a live or saved trace. ``info.ends`` states how each rank ended, and ``info.groups``
             the members of each group. If the trace has lost events, only failed ranks are reported.
 
     >>> from distkit.events import Event, Op, State
@@ -45,7 +45,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
 
 
 class _Diagnosis:
-    """Finds causes one by one; ``explained_ranks`` are the stuck ranks that they explain."""
+    """Finds causes one by one. ``explained_ranks`` are the stuck ranks that they explain."""
 
     def __init__(self, facts: Evidence) -> None:
         self.facts, self.explained_ranks = facts, set[int]()
@@ -82,8 +82,8 @@ class _Diagnosis:
             finding = raised_in_flight(self.facts, span)
             if finding is not None and rank not in self.explained_ranks:
                 self._leaving_calls.add((rank, span.seq))
-                waiting = self._mark_explained({rank}, also={rank})
-                yield self._add_waiting(finding, [r for r in waiting if r != rank], also=[rank])
+                waiting = self._mark_explained({rank}, extra={rank})
+                yield self._add_waiting(finding, [r for r in waiting if r != rank], extra=[rank])
         for rank, end in self.facts.ends.items():  # released in a call made during an exception
             last = self.facts.last(rank)
             if end.is_failure and last is not None and self.facts.raising(last):
@@ -100,7 +100,7 @@ class _Diagnosis:
                 continue
             victims = [s.rank for s in spans if self.facts.ended_in(s)]
             stuck_ranks = {s.rank for s in spans if self._is_stuck_in(finding, s)}
-            waiting = self._mark_explained({*stuck_ranks, *victims}, also=stuck_ranks)
+            waiting = self._mark_explained({*stuck_ranks, *victims}, extra=stuck_ranks)
             found = self._with_explained_ranks(finding, waiting)
             if victims:
                 how = self.facts.ends[victims[0]].text.partition("\n")[0]
@@ -138,17 +138,17 @@ class _Diagnosis:
             yield self._add_waiting(failure, waiting)
 
     def _add_waiting(
-        self, finding: Finding, waiting: list[int], also: Iterable[int] = ()
+        self, finding: Finding, waiting: list[int], extra: Iterable[int] = ()
     ) -> Finding:
-        """Add the ranks that wait for a failed rank; those in ``also`` are not in the message."""
+        """Add the ranks that wait for a failed rank; those in ``extra`` are not in the message."""
         if not waiting:
-            return self._with_explained_ranks(finding, [*also], in_message=False)
+            return self._with_explained_ranks(finding, [*extra], in_message=False)
         spans = [self.facts.stuck[r] for r in waiting]
         cause = finding.message[:-1]
-        message = fill("{cause}; {here:wait in}.", cause=cause, here=Calls(spans))
+        message = fill("{cause}; {calls:wait in}.", cause=cause, calls=Calls(spans))
         remedy = deadlocks.remedy_for_awaited_ranks(finding, spans)
         return replace(
-            self._with_explained_ranks(finding, sorted([*waiting, *also]), in_message=False),
+            self._with_explained_ranks(finding, sorted([*waiting, *extra]), in_message=False),
             message=message,
             remedy=remedy,
             lines={**lines_of(*spans), **finding.lines},
@@ -169,15 +169,15 @@ class _Diagnosis:
         for cause in causes:
             while (result := cause(self.facts, self._unexplained())) is not None:
                 finding, ranks = result
-                waiting = self._mark_explained({*finding.culprits, *ranks}, also=ranks)
+                waiting = self._mark_explained({*finding.culprits, *ranks}, extra=ranks)
                 yield self._with_explained_ranks(finding, waiting, named_ranks=ranks)
 
     def _unexplained(self) -> dict[int, Span]:
         return {r: s for r, s in self.facts.stuck.items() if r not in self.explained_ranks}
 
-    def _mark_explained(self, causes: set[int], also: Iterable[int] = ()) -> list[int]:
+    def _mark_explained(self, causes: set[int], extra: Iterable[int] = ()) -> list[int]:
         """Return and mark the stuck ranks that wait for ``causes``, directly or indirectly."""
-        waiting = set(also)
+        waiting = set(extra)
         while added := {
             r
             for r, awaited in self.facts.waits_for.items()

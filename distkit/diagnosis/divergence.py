@@ -3,7 +3,7 @@
 No side effects.
 
 The sequences of calls show where ranks diverge. The program's text shows which ranks deviate, and
-why; see :mod:`distkit.diagnosis.program`.
+why. See :mod:`distkit.diagnosis.program`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
 
 
 def outliers(classes: list[list[int]]) -> tuple[int, ...]:
-    """Return the ranks outside the largest class; all ranks if there is no single largest one."""
+    """Return the ranks outside the largest class, or all ranks if several classes are largest."""
     sizes = sorted(map(len, classes))
     largest = [c for c in classes if len(c) == sizes[-1]]
     others = [c for c in classes if c is not largest[0]] if len(largest) == 1 else classes
@@ -43,18 +43,21 @@ def diverged(
     if len(sides) != 2 or "" in sides:
         return None
     one, other = sides.values()
-    here, there = (facts.path(column[ranks[0]]) for ranks in (one, other))
+    path, other_path = (facts.path(column[ranks[0]]) for ranks in (one, other))
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
     candidates = []
-    for inside, outside, path, other_path in ((one, other, here, there), (other, one, there, here)):
-        before = [s.where == path[0] for s in calls[outside[0]][:nth]]
-        guard = _diverging_guard(facts.program, path, other_path, first=not any(before))
+    for callers, others, here, there in (
+        (one, other, path, other_path),
+        (other, one, other_path, path),
+    ):
+        earlier = [s.where == here[0] for s in calls[others[0]][:nth]]
+        guard = _diverging_guard(facts.program, here, there, first=not any(earlier))
         if guard is not None and guard.statement.is_loop:
-            both = inside[0], outside[0]
-            counts = [sum(s.where == path[0] for s in calls[rank][:nth]) for rank in both]
-            return one_more(facts, column, [inside, outside], counts)
-        candidates += [(guard, inside, outside)] if guard is not None else []
+            both = callers[0], others[0]
+            counts = [sum(s.where == here[0] for s in calls[rank][:nth]) for rank in both]
+            return one_more(facts, column, [callers, others], counts)
+        candidates += [(guard, callers, others)] if guard is not None else []
     candidates = [f for f in candidates if not f[0].is_exit] or candidates
     return _only_some(facts, column, *candidates[0]) if len(candidates) == 1 else None
 
@@ -62,8 +65,8 @@ def diverged(
 def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
     """Return the loop, condition or exit that makes some ranks skip a line.
 
-    ``first`` means that the other ranks have never called it, so a condition on the rank may be the
-    reason.
+    ``first`` means that the other ranks have never reached the line, so a condition on the rank may
+    be the reason.
     """
     guards = program.differing_guards(here, there)
     by_rank = [g for g in guards if g.by_rank and not g.statement.is_loop]
@@ -79,22 +82,23 @@ def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) 
 
 
 def _only_some(
-    facts: Evidence, column: Column, guard: Guard, inside: list[int], outside: list[int]
+    facts: Evidence, column: Column, guard: Guard, callers: list[int], others: list[int]
 ) -> Finding:
     """Return the finding for a call that only some ranks make because of a condition."""
-    here, there = [column[r] for r in inside], [column[r] for r in outside]
+    spans, other_spans = [column[r] for r in callers], [column[r] for r in others]
     counts = [
-        facts.count_earlier_calls(r, there[0].where, column[r]) for r in (inside[0], outside[0])
+        facts.count_earlier_calls(r, other_spans[0].where, column[r])
+        for r in (callers[0], others[0])
     ]
     rule = rules.only_some
     return rule.finding(
         *column.values(),
         remedy=guard_remedy(guard),
-        culprits=outliers([inside, outside]) if len(inside) != len(outside) else inside,
-        here=Calls(here),
-        there=Calls(there),
+        culprits=outliers([callers, others]) if len(callers) != len(others) else callers,
+        calls=Calls(spans),
+        other_calls=Calls(other_spans),
         under="" if guard.is_exit else rule.fill("under", guard=guard.statement),
-        again=rule.fill("again", n=counts[1] + 1, ranks=inside, m=counts[0]) if counts[0] else "",
+        again=rule.fill("again", n=counts[1] + 1, ranks=callers, m=counts[0]) if counts[0] else "",
     )
 
 
@@ -109,15 +113,15 @@ def one_more(
         sides: the ranks that make the call once more, and the others.
         counts: the number of earlier calls of each side.
     """
-    here, there = ([column[r] for r in side] for side in sides)
-    gradients = "gradients" in here[0].attributes
+    spans, other_spans = ([column[r] for r in side] for side in sides)
+    gradients = "gradients" in spans[0].attributes
     rule = rules.uneven_backward if gradients else rules.uneven
     return rule.finding(
         *column.values(),
-        remedy=uneven_remedy(facts, here[0], gradients),
+        remedy=uneven_remedy(facts, spans[0], gradients),
         culprits=outliers([*sides]),
-        here=Calls(here),
-        there=Calls(there),
+        calls=Calls(spans),
+        other_calls=Calls(other_spans),
         n=counts[0] + 1,
         after=rule.fill("after", n=counts[1]) if counts[1] else rule.fill("without"),
     )
@@ -131,9 +135,9 @@ def shifted(
     is_stuck = any(s.group == group and s.match is None for s in facts.stuck.values())
     if len({s.where for s in column.values()}) < 2 or not is_stuck:
         return None
-    for ahead in column:
-        for behind in column:
-            if ahead != behind and _has_more(calls[ahead][nth:], calls[behind][nth:]):
+    for leader in column:
+        for follower in column:
+            if leader != follower and _has_more(calls[leader][nth:], calls[follower][nth:]):
                 return diverged(facts, calls, nth, column)
     return None
 
@@ -185,12 +189,12 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     return f"{remedy}." if loops else remedy + rule.fill("look_for_exits")
 
 
-def missing_call_remedy(facts: Evidence, mine: Span) -> str:
+def missing_call_remedy(facts: Evidence, span: Span) -> str:
     """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
-    if (guard := facts.program.skipping_guard(path := facts.path(mine))) is not None:
+    if (guard := facts.program.skipping_guard(path := facts.path(span))) is not None:
         return guard_remedy(guard)
     if not (exits := facts.program.exits(path)):
-        return uneven_remedy(facts, mine) if facts.program.loops(path) else ""
+        return uneven_remedy(facts, span) if facts.program.loops(path) else ""
     return rules.divergence.fill("may_be_skipped", exits=_joined(exits))
 
 

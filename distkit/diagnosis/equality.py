@@ -1,6 +1,6 @@
-"""Compares two recorded training runs, and finds the first loss, gradient or weight that differs.
+"""Compares two recorded training runs and finds the first loss, gradient or weight that differs.
 
-No side effects: reads the records of :func:`distkit.watch_gradients` in runs or saved traces.
+No side effects. It reads what :func:`distkit.watch_gradients` has recorded in runs or saved traces.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-
 #: Relative tolerance for weights, which the optimizer of each run rounds twice, by dtype.
 ROUNDING = {"float64": 2**-51, "float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}
 
-#: A gradient that cancels to zero, such as that of a bias before batch norm, consists of rounding
-#: errors. Gradients below this fraction of the step's largest value are compared relative to that
-#: fraction.
+#: A gradient that cancels to zero, such as the gradient of a bias before batch norm, consists of
+#: rounding errors. Gradients below this fraction of the step's largest value are compared relative
+#: to that fraction.
 CANCELED = 0.1
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Difference:
     """A loss, gradient or weight that differs in two runs.
 
     ``step`` counts from 1, and is 0 for the initial weights. ``what`` is "loss", "gradient" or
-    "weights"; ``layer`` is empty for a loss; ``rank`` is a rank of the first run; ``text``
+    "weights". ``layer`` is empty for a loss. ``rank`` is a rank of the first run. ``text``
     describes the difference.
     """
 
@@ -59,7 +59,7 @@ class Comparison:
     """The result of :func:`equal`, true if no difference exceeds the tolerance.
 
     ``first`` is the first difference, or None. ``exact`` is true if all compared values are
-    bitwise equal; ``largest`` is the largest relative difference within the tolerance;
+    bitwise equal. ``largest`` is the largest relative difference within the tolerance.
     ``compared`` is the number of steps and parameters, as text.
     """
 
@@ -101,7 +101,7 @@ def equal(
             order of summation and depends on the dtype: 1e-4 for float32.
 
     Returns:
-        A comparison that is true if the runs are equal; otherwise it contains the first step,
+        A comparison, which is true if the runs are equal and otherwise contains the first step,
         layer and rank that differ.
 
     Raises:
@@ -147,7 +147,7 @@ class _DifferenceFinder:
         self._largest_tolerance = max(self._tolerance.values(), default=rtol or 0.0)
         self._rounding = max((ROUNDING.get(dtype, 0.0) for dtype in dtypes.values()), default=0.0)
         recorded = sorted(first.weights.keys() & second.weights.keys())
-        self._since = {later: before for before, later in pairwise(recorded)}
+        self._previous_steps = {later: earlier for earlier, later in pairwise(recorded)}
         self.exact, self.largest = True, 0.0
 
     def shapes(self) -> Iterator[Difference]:
@@ -225,12 +225,12 @@ class _DifferenceFinder:
         A sketch is linear, so the sketch of an update is the difference of two sketches. For the
         first recorded weights, return the sketches of the weights.
         """
-        since = self._since.get(n, -1)
-        previous = [_for_rank(rank, t.weights.get(since, {})) for t in (self._first, self._second)]
-        before = [entry[1].values for entry in previous if entry]
-        if len(before) < 2:
+        step = self._previous_steps.get(n, -1)
+        entries = [_for_rank(rank, t.weights.get(step, {})) for t in (self._first, self._second)]
+        previous = [entry[1].values for entry in entries if entry]
+        if len(previous) < 2:
             return [[*summary.values] for summary in current]
-        pairs = zip(current, before, strict=True)
+        pairs = zip(current, previous, strict=True)
         return [[x - y for x, y in zip(s.values, old, strict=True)] for s, old in pairs]
 
     def _layer(self, n: int, rank: int) -> str:
@@ -267,7 +267,7 @@ class _DifferenceFinder:
 
 
 def _for_rank(rank: int, by_rank: Mapping[int, T]) -> T | None:
-    """Return the other run's value for this rank, or else for its first rank."""
+    """Return the other run's value for this rank or, if there is none, for its first rank."""
     if rank in by_rank or not by_rank:
         return by_rank.get(rank)
     return by_rank[min(by_rank)]

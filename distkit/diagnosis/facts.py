@@ -155,7 +155,7 @@ class Evidence:
         return defaultdict(dict, by_group)
 
     def nth(self, span: Span) -> int:
-        """Return the index of a collective among those of its rank and group."""
+        """Return the index of a collective among the calls of its rank on its group."""
         return self.calls[span.group][span.rank].index(span)
 
     def count_calls(self, rank: int, span: Span) -> int:
@@ -177,7 +177,7 @@ class Evidence:
         return f"{call(span)} of the group of {named(members)}"
 
     def members(self, group: str) -> list[int]:
-        """Return the ranks of a group; if its members are unknown, the ranks seen in it."""
+        """Return the members of a group or, if they are unknown, the ranks that have used it."""
         world = range(self.trace.info.world_size) if group == WORLD else ()
         return list(self.trace.info.groups.get(group) or world or self.calls[group])
 
@@ -229,7 +229,7 @@ class Evidence:
         end = self.ends.get(rank) if rank is not None else None
         return end is not None and end.how == "returned"
 
-    def is_gone(self, rank: int | None) -> bool:
+    def has_ended(self, rank: int | None) -> bool:
         """Return whether a rank, or its recording, has ended without failure."""
         return rank in self.ends and not self.ends[rank].is_failure
 
@@ -241,7 +241,7 @@ class Evidence:
         """Return a relative clause about a rank that has ended; "" if it has not ended."""
         return (
             f", which has {self.end_phrase([rank])}"
-            if rank is not None and self.is_gone(rank)
+            if rank is not None and self.has_ended(rank)
             else ""
         )
 

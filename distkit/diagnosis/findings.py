@@ -23,18 +23,18 @@ PAGES = "../docs/findings"
 
 @dataclass(frozen=True, repr=False)
 class Finding:
-    """A cause of a problem in a run, with the lines involved and the remedy.
+    """A problem in a run, with its cause, the lines involved and the remedy.
 
     Args:
         rule: the kind of mistake.
         message: the problem and its lines.
-        remedy: the action that fixes it.
+        remedy: the action that fixes the problem.
         culprits: the ranks whose lines to check first.
-        waiting: the ranks that are stuck because of it.
+        waiting: the ranks that are stuck because of the problem.
         missing_ranks: the ranks that the waiting ranks wait for.
         lines: the line of each rank involved.
-        hang: whether it makes a rank hang.
-        victims: the ranks that raised or died because of it.
+        hang: whether the problem makes a rank hang.
+        victims: the ranks that raised or died because of the problem.
     """
 
     rule: Rule
@@ -106,12 +106,13 @@ class _Sentence(Formatter):
 def fill(template: str, **values: object) -> str:
     """Fill a sentence template.
 
-    ``{send}`` becomes a call with its line, ``{send:wait in}`` a clause about its rank or about
-    all ranks of :class:`Calls`; ``{send:wait in|a backward pass}`` replaces the call's name.
-    ``{gone}`` becomes a list of ranks, ``{gone:have}`` ranks with a verb (the template has its
-    plural), ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a line.
+    ``{send}`` becomes a call with its line. ``{send:wait in}`` becomes a clause about its rank, or
+    about all ranks of :class:`Calls`. ``{send:wait in|a backward pass}`` replaces the call's name.
+    ``{ranks}`` becomes a list of ranks, ``{ranks:have}`` ranks with a verb, which the template
+    contains in the plural, ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a
+    line.
 
-    >>> fill("{gone:have} sent {n:message}{where:at}.", gone=[0, 2], n=1, where="a.py:3")
+    >>> fill("{ranks:have} sent {n:message}{where:at}.", ranks=[0, 2], n=1, where="a.py:3")
     'ranks 0 and 2 have sent 1 message at a.py:3.'
     """
     return _Sentence().format(template, **values)
@@ -150,7 +151,7 @@ def with_tensor(span: Event | Span) -> str:
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
-    """Return clauses about ranks, calls and lines; ranks with the same call and line share one.
+    """Return clauses with ranks, calls and lines, one for all ranks with the same call and line.
 
     Args:
         spans: the operations.

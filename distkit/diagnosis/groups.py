@@ -1,4 +1,4 @@
-"""Mistakes with groups: leaked, created by only some ranks, or destroyed too early.
+"""Mistakes with groups that are leaked, created by only some ranks, or destroyed too early.
 
 No side effects.
 """
@@ -36,12 +36,16 @@ def created_by_some(facts: Evidence) -> Iterator[Finding]:
         return
     created = {r: [s for s in facts.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world}
     fewest = min(map(len, created.values()))
-    here = {r: calls[fewest] for r, calls in created.items() if len(calls) > fewest}
-    if not here:
+    spans_by_rank = {r: calls[fewest] for r, calls in created.items() if len(calls) > fewest}
+    if not spans_by_rank:
         return
-    gone = [r for r in world if r not in here]
+    absent = [r for r in world if r not in spans_by_rank]
     yield rules.new_group_counts.finding(
-        *here.values(), culprits=gone, missing=gone, here=Calls(here.values()), gone=gone
+        *spans_by_rank.values(),
+        culprits=absent,
+        missing=absent,
+        calls=Calls(spans_by_rank.values()),
+        absent=absent,
     )
 
 
@@ -65,7 +69,7 @@ def used_after_destroy(facts: Evidence) -> Iterator[Finding]:
         yield rules.used_after_destroy.finding(
             *spans.values(),
             culprits=sorted(spans),
-            here=Calls(spans.values()),
+            calls=Calls(spans.values()),
             they="it has" if len(spans) == 1 else "they have",
             where=where,
         )
@@ -76,7 +80,7 @@ def destroyed_too_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Ite
 
     Args:
         facts: the evidence of the run.
-        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
+        forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
     """
     destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
     for (rank, _), end in _destroy_marks(facts).items():
@@ -105,17 +109,19 @@ def destroyed(facts: Evidence, stuck: dict[int, Span]) -> tuple[Finding, set[int
             m for m in candidates if m is not None and facts.program.skips(m.where, span.where)
         ]
         if marks:
-            here = {r: s for r, s in stuck.items() if (s.group, s.op) == (span.group, span.op)}
+            spans_by_rank = {
+                r: s for r, s in stuck.items() if (s.group, s.op) == (span.group, span.op)
+            }
             ranks = sorted({m.rank for m in marks})
             finding = rules.destroyed_group.finding(
                 *marks,
-                *here.values(),
+                *spans_by_rank.values(),
                 culprits=ranks,
                 missing=ranks,
                 ranks=ranks,
                 group="the default group" if span.group == WORLD else "the group",
                 where=marks[0].where,
-                here=Calls(here.values(), facts.call),
+                calls=Calls(spans_by_rank.values(), facts.call),
             )
-            return finding, set(here)
+            return finding, set(spans_by_rank)
     return None

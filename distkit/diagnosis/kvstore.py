@@ -33,35 +33,38 @@ def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set
 
     for request in sorted(requests, key=lambda s: ([*_RULES].index(s.op), s.rank)):
         workers = awaited[request.rank].workers
-        gone = {w for w in workers if facts.returned(w)}
-        if absent := gone or {w for w in workers if w in facts.stuck}:
-            here = {
+        finished = {w for w in workers if facts.returned(w)}
+        if absent := finished or {w for w in workers if w in facts.stuck}:
+            waits = {
                 s.rank: s
                 for s in requests
                 if condition(s) == condition(request)
                 and s.rank not in absent
                 and not absent.isdisjoint(awaited[s.rank].workers)
             }
-            return _unanswered_finding(facts, here, sorted(absent)), {*here, *absent & stuck.keys()}
+            return _unanswered_finding(facts, waits, sorted(absent)), {
+                *waits,
+                *absent & stuck.keys(),
+            }
     return None
 
 
-def _unanswered_finding(facts: Evidence, here: Mapping[int, Span], absent: list[int]) -> Finding:
-    request = here[min(here)]
+def _unanswered_finding(facts: Evidence, waits: Mapping[int, Span], absent: list[int]) -> Finding:
+    request = waits[min(waits)]
     phrases = grouped(absent, lambda w: _activity(facts, request, w))
     others = listed([f"{verb(ws, word)} {phrase}" for (word, phrase), ws in phrases.items()])
-    culprits = outliers([sorted(here), absent])
-    if len(here) == len(absent) or request.op in (Op.INIT, Op.REGISTER):
+    culprits = outliers([sorted(waits), absent])
+    if len(waits) == len(absent) or request.op in (Op.INIT, Op.REGISTER):
         culprits = tuple(absent)
     rule, remedy = _rule_and_remedy(facts, request, absent)
     return rule.finding(
-        *here.values(),
+        *waits.values(),
         *(facts.stuck[w] for w in absent if w in facts.stuck),
         message=rules.unanswered.message,
         remedy=remedy,
         culprits=culprits,
         missing=absent,
-        here=Calls(here.values()),
+        calls=Calls(waits.values()),
         condition=_condition(facts, request),
         others=others,
     )
@@ -82,20 +85,20 @@ def _condition(facts: Evidence, request: Span) -> str:
 
 def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
     """Describe the activity of an absent worker by a verb in the plural and a phrase."""
-    done = facts.graph.pending.count(worker, request)
+    count = facts.graph.pending.count(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
     rank_state = facts.stuck.get(worker)
     if rank_state is not None:
-        before = f"after {verb_stem}ing it {times(done)}" if done else f"before {verb_stem}ing it"
+        before = f"after {verb_stem}ing it {times(count)}" if count else f"before {verb_stem}ing it"
         return "wait", f"in {facts.call(rank_state)}{at(rank_state.where)} {before}"
-    known = facts.known_reasons([worker])
-    if done:
-        return "have", f"{verb_stem}ed it {times(done)} and finished{known}"
-    return "have", f"finished without {verb_stem}ing it{known}"
+    reasons = facts.known_reasons([worker])
+    if count:
+        return "have", f"{verb_stem}ed it {times(count)} and finished{reasons}"
+    return "have", f"finished without {verb_stem}ing it{reasons}"
 
 
 def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple[rules.Rule, str]:
-    """Return the rule that the absent workers violate, and the remedy that replaces its remedy."""
+    """Return the rule that the absent workers violate, and a remedy that replaces the rule's."""
     if any(facts.stuck[w].op is not Op.BARRIER for w in absent if w in facts.stuck):
         return rules.cycle, ""
     bounded = request.op is Op.PULL and not facts.graph.pending.rule.has_rounds

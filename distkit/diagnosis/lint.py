@@ -23,12 +23,12 @@ _MIN_TIMES, _MIN_RATE = 3, 0.75
 #: Minimum median delay of a straggler [s]; a busy machine causes delays of milliseconds.
 _MIN_DELAY = 0.03
 
-#: A message counts as lost after this time [s] plus its size at this bandwidth [bytes/s].
+#: A message counts as lost after this time [s] plus its size divided by this bandwidth [bytes/s].
 _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 
 def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]:
-    """Find problems that do not cause a hang, mistakes first, except those in ``previous``."""
+    """Find problems that do not cause a hang; some only if there are no ``previous`` findings."""
     unwaited = _never_waited(facts)
     forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(facts, forgotten)
@@ -50,8 +50,8 @@ def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
     for s in unmatched:
         rule = rules.never_received if s.op is Op.SEND else rules.never_sent
-        gone = [s.peer] if s.peer is not None else []
-        yield rule.finding(s, culprits=[s.rank], missing=gone, span=s, gone=gone, one_of="")
+        absent = [s.peer] if s.peer is not None else []
+        yield rule.finding(s, culprits=[s.rank], missing=absent, span=s, absent=absent, one_of="")
     yield from _forgotten_calls(facts, [s for s in unwaited if s not in unmatched])
 
 
@@ -60,7 +60,7 @@ def _nonmembers(facts: Evidence) -> Iterator[Finding]:
     calls = {(s.rank, s.op, s.where): s for s in facts.calls_of_nonmembers}.values()
     ranks = sorted({s.rank for s in calls})
     if ranks:
-        yield rules.not_a_member.finding(*calls, culprits=ranks, here=Calls(calls), ranks=ranks)
+        yield rules.not_a_member.finding(*calls, culprits=ranks, calls=Calls(calls), ranks=ranks)
 
 
 # -- asynchronous calls ---------------------------------------------------------------------
@@ -71,7 +71,7 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
 
     Args:
         facts: the evidence of the run.
-        forgotten: ``(rank, seq)`` of calls never waited for, which already have a finding.
+        forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
     """
     touched = {call: touch for call, touch in facts.touches.items() if call not in forgotten}
 
@@ -107,7 +107,7 @@ def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
     return rule.finding(
         culprits=ranks,
         lines={s.rank: where or s.where for s in spans},
-        here=Calls(spans, _async_call),
+        calls=Calls(spans, _async_call),
         early=rule.fill("early", where=where) if where else "",
     )
 
@@ -121,7 +121,7 @@ def _never_waited(facts: Evidence) -> list[Span]:
 
 
 def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
-    """Find calls never waited for: the messages, and then the collectives of each line."""
+    """Find calls that were never waited for: first messages, then the collectives of each line."""
     groups = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
     for (_, op), group in groups.items():
         touches = (facts.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in facts.touches)
@@ -132,7 +132,7 @@ def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding
         yield rule.finding(
             *group,
             culprits=sorted({s.rank for s in group}),
-            here=Calls(group, _async_call),
+            calls=Calls(group, _async_call),
             used=rules.not_waited.fill("used", where=used) if used else "",
             where=used,
         )
@@ -160,7 +160,7 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
             *spans,
             culprits=[rank],
             waiting=[s.rank for s in spans],
-            here=Calls(spans),
+            calls=Calls(spans),
             rank=rank,
             is_="was" if rank in facts.released else "is",
         )
@@ -170,8 +170,8 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
     """Find a rank that was repeatedly the last to call collectives, at a significant cost.
 
     The first collective of a group and the worst delay of a rank are ignored, since imports and
-    other startup work may cause them. Also ignored are new groups, and calls made before the
-    previous one has ended, which share its delay.
+    other startup work may cause them. New groups are ignored too, and so are calls made before the
+    previous call has ended, because they share its delay.
     """
     delays_by_rank: dict[int, list[float]] = defaultdict(list)
     total = 0
@@ -222,7 +222,7 @@ def _in_backend(facts: Evidence) -> Iterator[Finding]:
         yield rules.in_backend.finding(
             *spans,
             waiting=[s.rank for s in spans],
-            here=Calls(spans, facts.call),
+            calls=Calls(spans, facts.call),
             seconds=max(_waited(facts, s) for s in spans),
             network=rules.in_backend.fill("network", hosts=",".join(hosts)) if hosts else "",
         )

@@ -167,7 +167,7 @@ def _finding(
         *column.values(),
         remedy=remedy,
         culprits=culprits or outliers(_classes(column)),
-        here=Calls(column.values(), write),
+        calls=Calls(column.values(), write),
         **values,
     )
 
@@ -187,9 +187,9 @@ def _required(facts: Evidence, column: Column) -> Finding | None:
     called = {s.op for s in column.values()}
     for op in [op for op in _REQUIRED_CALLS if op in called]:
         rule, name = _REQUIRED_CALLS[op]
-        without = [r for r, s in column.items() if s.op is not op]
-        missing = [r for r in without if not _makes_extra_call(facts, column, r, op)]
-        if missing and (op is Op.NEW_GROUP or len(without) <= len(column) / 2):
+        others = [r for r, s in column.items() if s.op is not op]
+        missing = [r for r in others if not _makes_extra_call(facts, column, r, op)]
+        if missing and (op is Op.NEW_GROUP or len(others) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
     return None
@@ -247,13 +247,13 @@ _KINDS: dict[str, tuple[rules.Rule, Callable[[Span], str]]] = {
 
 def _gradients(facts: Evidence, column: Column) -> Finding | None:
     """Find ranks that continue without gradients that the others reduce."""
-    without = [r for r, s in column.items() if "gradients" not in s.attributes]
-    others = [s for r, s in column.items() if r not in without]
-    skipped = [column[r] for r in without]
-    if (finding := find_unused_parameters(facts, without, others)) is None:
+    ranks = [r for r, s in column.items() if "gradients" not in s.attributes]
+    others = [s for r, s in column.items() if r not in ranks]
+    skipped = [column[r] for r in ranks]
+    if (finding := find_unused_parameters(facts, ranks, others)) is None:
         return None
     cause = finding.message[:-1]
-    message = fill("{cause}, and {gone:continue with}.", cause=cause, gone=Calls(skipped))
+    message = fill("{cause}, and {calls:continue with}.", cause=cause, calls=Calls(skipped))
     return replace(finding, message=message, lines=lines_of(*column.values()))
 
 
@@ -270,7 +270,7 @@ def _key(span: Span, where: bool) -> tuple[object, ...]:
 def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, where: bool) -> int:
     """Return the number of upcoming calls that differ between ranks only in order; 0 if none.
 
-    With ``where``, calls on different lines differ, and each may occur only once.
+    With ``where``, calls on different lines count as different, and each may occur only once.
     """
     rows = [calls[r][nth : nth + _MAX_REORDERED] for r in column]
     keys = [[_key(s, where) for s in row] for row in rows]
@@ -311,7 +311,7 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
     return rules.another_order.finding(
         *column.values(),
         culprits=outliers(list(rows.values())),
-        here=Calls(after.values(), two_calls),
+        calls=Calls(after.values(), two_calls),
     )
 
 

@@ -2,10 +2,10 @@
 
 No side effects.
 
-The recorded calls do not distinguish a rank that left its loop early from one that made an extra
+The recorded calls do not distinguish a rank that left its loop early from a rank that made an extra
 call, but the program's text does. A *path* is the stack of a call: its line and its callers' lines,
-innermost first, each as ``file:number`` as in events. Unknown files and files that are not Python
-are ignored.
+innermost first, each written ``file:number`` as in events. Unknown files and files that are not
+Python are ignored.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ class Program:
             for n in ast.walk(tree)
             if isinstance(n, ast.Call) and _name_of(n.func) == function.name
         }
-        inside = range(function.lineno, (function.end_lineno or 0) + 1)
-        if len(calls) != 1 or not calls.isdisjoint(inside):
+        own_lines = range(function.lineno, (function.end_lineno or 0) + 1)
+        if len(calls) != 1 or not calls.isdisjoint(own_lines):
             return []
         caller = f"{file}:{calls.pop()}"
         return [caller, *self._callers(caller, depth + 1)]
@@ -400,9 +400,9 @@ def _statements(
             if isinstance(child, _PARTS) and not isinstance(child, _FUNCTIONS):
                 yield child, tests, loop
                 conditional = isinstance(child, _TESTS) and id(child) not in parts
-                inside = child if isinstance(child, _LOOPS) else loop
+                inner_loop = child if isinstance(child, _LOOPS) else loop
                 inner_tests = (*tests, child) if conditional else tests
-                yield from _statements(child, parts, inner_tests, inside)
+                yield from _statements(child, parts, inner_tests, inner_loop)
 
 
 _TESTS = ast.If, ast.Match, ast.ExceptHandler

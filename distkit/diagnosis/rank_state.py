@@ -110,10 +110,10 @@ class WaitForGraph:
         self.ranks = range(world_size)
         self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[RankStatus, str]] = {}
-        self._last: dict[int, Event] = {}  # each rank's failed operation
+        self._failures: dict[int, Event] = {}  # the failed operation of each rank
         self._latest: dict[int, Event] = {}  # the latest event of each rank
         self._open: set[tuple[int, int]] = set()
-        self._at: dict[int, Event] = {}  # the call that each rank is paused at or blocked in
+        self._positions: dict[int, Event] = {}  # the call that each rank is paused at or blocked in
         #: The calls that each side of a channel has started, in order.
         self._calls: dict[Channel, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         #: The open receives from any source, by receiver and tag.
@@ -128,7 +128,7 @@ class WaitForGraph:
         self._groups[name] = members
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
-        """Record how a rank ended ("returned", "released", "died" or failed) and the reason."""
+        """Record a rank's end. ``how`` is "returned", "released" or "died"; else it has failed."""
         status = _ENDS.get(how, RankStatus.FAILED)
         self._ends[rank] = status, reason
         if how == "died":
@@ -151,16 +151,16 @@ class WaitForGraph:
         """Update the position of the event's rank."""
         key = e.rank, e.seq
         if e.state is State.SCHEDULED:
-            self._at[e.rank] = e
+            self._positions[e.rank] = e
         elif e.state is State.BLOCKED:
-            at = self._at.get(e.rank)
-            paused = at is not None and at.state is State.SCHEDULED  # in a nested call
+            position = self._positions.get(e.rank)
+            paused = position is not None and position.state is State.SCHEDULED  # in a nested call
             if key in self._open and not paused and (e.match is None or is_server_request(e)):
-                self._at[e.rank] = e
-        elif (found := self._at.get(e.rank)) is not None and found.seq == e.seq:
-            del self._at[e.rank]
+                self._positions[e.rank] = e
+        elif (found := self._positions.get(e.rank)) is not None and found.seq == e.seq:
+            del self._positions[e.rank]
             if e.state is State.FAILED:
-                self._last[e.rank] = e
+                self._failures[e.rank] = e
         if e.state is not State.FAILED:  # a failure does not show the rank's position
             self._latest[e.rank] = e
         if e.state is State.STARTED:
@@ -198,7 +198,7 @@ class WaitForGraph:
         return replace(self._state(rank), noun=self.noun)
 
     def _state(self, rank: int) -> RankState:
-        e = self._at.get(rank)
+        e = self._positions.get(rank)
         if rank in self._ends:
             return self._ended_state(rank, *self._ends[rank])
         if e is None:
@@ -215,24 +215,24 @@ class WaitForGraph:
         if status is RankStatus.DIED:
             seen = last_seen(self._latest[rank]) if rank in self._latest else ""
             return RankState(rank, status, reason="; ".join(filter(None, [reason, seen])))
-        event = self._at.get(rank) or self._last.get(rank)
+        event = self._positions.get(rank) or self._failures.get(rank)
         return RankState(rank, status, None if status is RankStatus.FINISHED else event, (), reason)
 
     def wait(self, rank: int) -> Event | None:
         """Return the event of a rank's current wait, even if no other rank is missing."""
-        e = self._at.get(rank)
+        e = self._positions.get(rank)
         return e if e is not None and e.state is State.BLOCKED and rank not in self._ends else None
 
     def stuck(self) -> list[int]:
         """Return the blocked ranks that wait only for other stuck or ended ranks."""
-        waits = {r: self._missing(e) for r in self._at if (e := self.wait(r)) is not None}
+        waits = {r: self._missing(e) for r in self._positions if (e := self.wait(r)) is not None}
         stuck = {rank for rank, missing in waits.items() if missing}
         while unblocked := {rank for rank in stuck if self._may_continue(rank, waits[rank], stuck)}:
             stuck -= unblocked
         return sorted(stuck)
 
     def _may_continue(self, rank: int, missing: tuple[int, ...], stuck: set[int]) -> bool:
-        e, spare = self._at[rank], 0
+        e, spare = self._positions[rank], 0
         if is_server_request(e):
             awaited = self.pending.awaited_by(e)
             spare = 0 if awaited.certain else len(missing)
@@ -267,7 +267,7 @@ class WaitForGraph:
         others = [r for r in self.ranks if r != e.rank]
         same_wait = {
             r
-            for r, position in self._at.items()
+            for r, position in self._positions.items()
             if (position.op, position.attributes) == (e.op, e.attributes)
         }
         return tuple(r for r in others if r not in same_wait) or tuple(others)
@@ -310,7 +310,7 @@ class WaitForGraph:
         return {rank: row[nth] for rank, row in calls.items() if nth < len(row)}
 
     def _members(self, group: str) -> Sequence[int]:
-        """Return the members of a group; if unknown, the ranks seen in it."""
+        """Return the members of a group or, if they are unknown, the ranks that have used it."""
         return self._groups.get(group) or sorted(self._calls[Channel(group)])
 
     # -- reasons ----------------------------------------------------------------
@@ -339,7 +339,7 @@ class WaitForGraph:
         """Return a phrase if a rank has ended or is paused; "" otherwise."""
         if rank in self._ends:
             return f"has {self._ends[rank][0]}"
-        e = self._at.get(rank)
+        e = self._positions.get(rank)
         return (
             f"is paused before {call(e)}{at(e.where)}"
             if e is not None and e.state is State.SCHEDULED
@@ -361,12 +361,12 @@ class WaitForGraph:
         return f"{server} waits for worker {rank}, which {activity}"
 
     def _missing_requests(self, e: Event, rank: int, awaited: Awaited) -> str:
-        done = self.pending.count(rank, e)
+        count = self.pending.count(rank, e)
         if e.op is not Op.PULL:
             return "has not called it"
-        if not done:
+        if not count:
             return f"has not pushed {keys([e.attributes.get('key')])}"
-        return f"has pushed {keys([e.attributes.get('key')])} {done} of {awaited.count} times"
+        return f"has pushed {keys([e.attributes.get('key')])} {count} of {awaited.count} times"
 
 
 def _any_source_channel(e: Event | Span) -> Channel:
@@ -375,7 +375,7 @@ def _any_source_channel(e: Event | Span) -> Channel:
 
 
 def _nth(calls: list[Event], seq: int) -> int:
-    """Return the index of an operation among those of its side."""
+    """Return the index of an operation among the calls of its side."""
     return bisect_left(calls, seq, key=lambda e: e.seq)
 
 

@@ -1,7 +1,7 @@
 """Rules for the kinds of mistakes that a diagnosis finds, and remedies for torch's errors.
 
-The rules are read from ``rules.md``. To add a kind, add a section there, and return
-``rules.NAME.finding(…)`` where the mistake is detected.
+The rules are read from ``rules.md``. To add a kind of mistake, add a section to that file and
+return ``rules.NAME.finding(…)`` where the mistake is detected.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ADVICE = {
     r"in->size == out->size": "Without split sizes, the input and output of all_to_all_single must "
     "have the same size; otherwise, pass output_split_sizes and input_split_sizes.",
     r"[Ss]plit.* match": "input_split_sizes must sum to the number of rows of the input, and "
-    "output_split_sizes to the rows of the output.",
+    "output_split_sizes to the number of rows of the output.",
     r"Cannot use ReduceOp\.(BAND|BOR|BXOR) with non-integral": "Bitwise reductions need integers: "
     "x.to(torch.int64).",
     r"Cannot use ReduceOp\.AVG|ReduceOp\.AVG .*not": "gloo does not support AVG: reduce with SUM, "
