@@ -35,9 +35,9 @@ def save(
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the files, visible to all ranks.
-        model: the model; its parameters, sharded or not, and buffers are saved.
-        optimizer: the optimizer; its state is saved by parameter names.
+        folder: the folder of the checkpoint's files, visible to all ranks.
+        model: the model. Its parameters, sharded or not, and its buffers are saved.
+        optimizer: the optimizer. Its state is saved under the names of the parameters.
         extra: numbers, strings and tensors, for example ``epoch=3``.
 
     Raises:
@@ -66,8 +66,8 @@ def load(
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the files. Ranks that train independently load their own checkpoints
-            if these exist.
+        folder: the folder of the checkpoint's files. Ranks that train independently load their own
+            checkpoints if these exist.
         model: the model, loaded in place.
         optimizer: the optimizer, loaded in place.
         extra: defaults for additional values, by name.
@@ -123,10 +123,11 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def save_weights(strategy: Strategy, path: str | Path, model: nn.Module) -> None:
-    """Write a model's weights and buffers to one ``.safetensors`` file; the chief writes it.
+    """Write a model's weights and buffers to one ``.safetensors`` file. Call it on all ranks.
 
-    Call it on all ranks; ranks that train independently write separate files, as in :func:`save`. A
-    tensor with two names is written twice, so that programs without tied weights can load it.
+    The chief writes the file. Ranks that train independently write separate files, as in
+    :func:`save`. A tensor with two names is written twice, so that programs without tied weights
+    can load it.
 
     Args:
         strategy: the strategy of the model.
@@ -204,7 +205,7 @@ def _raise_on_all(strategy: Strategy, failed: str) -> Iterator[None]:
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Return the state of an optimizer, if there is one, by parameter names."""
+    """Return the state of an optimizer, if there is one, under the names of the parameters."""
     if optimizer is None:
         return {}
     return {"optimizer": _state_dict_module().get_optimizer_state_dict(model, optimizer)}

@@ -8,10 +8,10 @@
                                       ◄───result─────    gradients to the servers
     coordinator.join()
 
-A function is sent with everything it captures except the strategy's variables: each worker has
+A function is sent with everything it captures except the strategy's variables. Each worker has
 copies of these, which it pulls before each function. When a worker dies, it is replaced and its
-function runs again. The servers identify each push by the number of its function, and apply it
-once.
+function runs again. The servers identify each push by the number of the function that made it, and
+apply it once.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FunctionQueue:
         self.workers.setdefault(worker)
 
     def finished(self, worker: Worker, number: int) -> Any:
-        """Mark a function as finished; return it at its first result, else None."""
+        """Mark a function as finished; return it for its first result, and None for later ones."""
         if number in self.pending:  # its worker was considered dead
             self.pending.remove(number)
         self.workers = {w: n for w, n in self.workers.items() if n != number}
@@ -191,8 +191,8 @@ class ClusterCoordinator:
     applied once. If worker 0 dies, its function starts again. Scheduled functions then get the same
     numbers, so the servers do not apply gradients twice.
 
-    Buffers are not shared: a function that changes a floating-point buffer, such as batch
-    normalization's, raises an error.
+    Buffers are not shared. A function that changes a floating-point buffer, such as a running mean
+    of batch normalization, raises an error.
 
     Args:
         strategy: a strategy with ``mode="async"``.
@@ -312,7 +312,7 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
         """Create a dataset on each worker by calling ``dataset_fn()``, on first use.
 
-        The replacement of a dead worker creates it again and starts from the beginning.
+        The replacement of a dead worker creates the dataset again and starts from its beginning.
 
         Args:
             dataset_fn: a function that returns an iterable, such as
@@ -327,12 +327,12 @@ class ClusterCoordinator:
         """Handle the workers' messages; wait up to ``timeout`` for the first [ms]."""
         while self._socket.poll(timeout):
             connection, message = self._socket.recv_multipart()
-            worker, done = pickle.loads(message)
+            worker, result = pickle.loads(message)
             self._connections[worker] = connection
-            if done is None:
+            if result is None:
                 self._queue.ready(worker)
             else:
-                self._handle_result(worker, *done)
+                self._handle_result(worker, *result)
             timeout = 0
         self._assign()
 
@@ -414,24 +414,24 @@ class _FunctionRunner:
 
     def serve(self) -> None:
         """Run scheduled functions."""
-        done = None
-        while (function := self._next(done)) is not None:
+        result = None
+        while (function := self._next(result)) is not None:
             number, name, payload, factories = function
             self._factories |= factories
-            done = number, *self._run(number, name, payload)
+            result = number, *self._run(number, name, payload)
             self._runs += 1
         if self._socket is not None:
             self._socket.close(linger=0)
         raise LeaveFunction(f"ran {self._runs} scheduled functions")
 
-    def _next(self, done: Any) -> Any:
-        """Send a result, and return the next function; None after the coordinator has ended."""
+    def _next(self, result: Any) -> Any:
+        """Send a result and return the next function, or None after the coordinator has ended."""
         ended = self._socket is None and self._connect()
         while not ended:
-            self._socket.send(pickle.dumps((self._worker, done)))
+            self._socket.send(pickle.dumps((self._worker, result)))
             if self._socket.poll(_RETRY):
                 return pickle.loads(self._socket.recv())
-            done, ended = None, self._connect()
+            result, ended = None, self._connect()
         return None
 
     def _run(self, number: int, name: str, payload: bytes) -> tuple[bytes, str]:
@@ -542,7 +542,7 @@ def _pack_outcome(value: Any, error: Exception | None, name: str, details: str) 
 
 
 def _name(fn: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return the name of a scheduled function; for ``strategy.run``, that of the replica function.
+    """Return the name of a scheduled function, or of the replica function of ``strategy.run``.
 
     >>> _name(len, ()), _name(ParameterServerStrategy().run, (abs, (1,)))
     ('len', 'abs')

@@ -30,13 +30,13 @@ class FullyShardedStrategy(ReplicatedStrategy):
     """Synchronous training in which each rank keeps 1/R of every parameter (ZeRO-3).
 
     At the end of the scope, parameters get rank 0's values and are sharded along their first
-    dimension. A layer's parameters are gathered before it computes, and freed afterwards. Each rank
+    dimension. A layer's parameters are gathered before it computes and freed afterwards. Each rank
     receives its shard of the gradients by reduce-scatter, and updates its shard with its part of
-    the optimizer's state. The result equals that of one process. If a function raises on any rank,
-    its gradients are discarded on all ranks.
+    the optimizer's state. The result is the same as in one process. If a function raises on any
+    rank, its gradients are discarded on all ranks.
 
     Args:
-        reshard_after_forward: whether to free gathered parameters between forward and backward;
+        reshard_after_forward: whether to free gathered parameters between forward and backward.
             False saves an all-gather (ZeRO-2).
 
     Raises:
@@ -197,7 +197,7 @@ def _check_gradients(kind: str, unit: nn.Module, _: object) -> None:
 def _reject_sparse(name: str, gradient: Tensor) -> None:
     if gradient.is_sparse:
         raise StrategyError(
-            f"The gradient of {name} is sparse, but FullyShardedStrategy shards only dense ones. "
+            f"The gradient of {name} is sparse, but FullyShardedStrategy needs dense gradients. "
             "Create the layer with sparse=False, or use MirroredStrategy, which converts them."
         )
 

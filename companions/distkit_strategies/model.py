@@ -23,7 +23,7 @@ Logs = dict[str, float]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 for each row whose largest output is at the index of its target, else 0.
+    """Return 1 for each row whose largest output is at the index of its target, and 0 otherwise.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
@@ -34,8 +34,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 class Model:
     """A module with ``fit``, ``evaluate`` and ``predict``; create it in a strategy's scope.
 
-    Each batch's rows are divided among the replicas. Results are sums over all rows divided by
-    their number, so they do not depend on the number of replicas.
+    Each batch's rows are divided among the replicas. Results are means over all rows, so they do
+    not depend on the number of replicas.
 
     Args:
         module: the network.
@@ -140,7 +140,7 @@ class Model:
         return history
 
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
-        """Return loss and metrics over all rows, which do not depend on the number of replicas.
+        """Return loss and metrics over all rows, independent of the number of replicas.
 
         With asynchronous parameter servers, each worker is one replica and evaluates all rows with
         its current values.
@@ -168,7 +168,7 @@ class Model:
         return ordered
 
     def save(self, folder: str | Path) -> None:
-        """Save weights, optimizer and epoch; all replicas call it. See :func:`.checkpoint.save`."""
+        """Save weights, optimizer and epoch with :func:`.checkpoint.save`, on all replicas."""
         checkpoint.save(self.strategy, folder, self.module, self._optimizer, epoch=self.epoch)
 
     def load(self, folder: str | Path) -> None:
@@ -301,7 +301,7 @@ class LearningRate(Callback):
     """Sets the learning rate of each epoch.
 
     Args:
-        schedule: a function of the epoch, counted from 0, and the current rate; returns the new
+        schedule: a function that returns the new rate for an epoch, counted from 0, and the current
             rate.
     """
 

@@ -37,9 +37,9 @@ class ParameterServerStrategy(ReplicatedStrategy):
     Checkpoints contain only the values.
 
     With "async", as in TensorFlow, each worker is one replica: it steps with separate batches of
-    ``global_batch`` rows, and does not wait for others. A dead worker is replaced, and its
-    replacement runs the function from the start, with the current values. With "sync" the replicas
-    are synchronized: the result equals that of one process.
+    ``global_batch`` rows and does not wait for others. A dead worker is replaced, and its
+    replacement runs the function from the start, with the current values. With "sync", the replicas
+    are synchronized, and the result is the same as in one process.
 
     Args:
         variable_partitioner: a function that returns the number of shards of a variable; None for
@@ -77,7 +77,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self.coordinated = False  # by a ClusterCoordinator
         self._variables: list[Tensor] = []
         self._shards: list[tuple[Tensor, range]] = []  # parameters and the keys of their shards
-        self._optimized: set[int] = set()
+        self._optimized_ids: set[int] = set()
         self._specs: list[tuple[Any, list[int]]] = []  # optimizers on the servers
         self._broadcasts = 0
 
@@ -223,8 +223,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
             StrategyError: the servers have another optimizer.
         """
         ids = {id(w) for w in weights}
-        self._optimized = self._optimized or ids
-        if ids != self._optimized:
+        self._optimized_ids = self._optimized_ids or ids
+        if ids != self._optimized_ids:
             raise StrategyError(
                 f"{type(optimizer).__name__} is a second optimizer under {self}, whose servers "
                 "support one. Pass all parameters to one optimizer, in groups if rates differ."
@@ -264,7 +264,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self.pull()
 
     def _broadcast_number(self, number: int) -> int:
-        """Return worker 0's number on all workers; a replacement process gets the same one."""
+        """Return worker 0's number on all workers, also in a replacement process."""
         self._broadcasts += 1
         value = torch.tensor([number])
         self._share([f"broadcast {self._broadcasts}"], [value])
@@ -352,7 +352,8 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
-    Like TensorFlow's, it rounds the number of shards up, so a shard may have half of that size.
+    Like TensorFlow's partitioner, it rounds the number of shards up, so a shard may have only half
+    that size.
 
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.

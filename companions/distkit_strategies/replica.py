@@ -41,7 +41,7 @@ class ReduceOp(str, Enum):
 def get_strategy() -> Strategy:
     """Return the strategy of the current scope or replica function, or the default one elsewhere.
 
-    Library code that uses it works with and without distribution.
+    Library code that uses this function works with and without distribution.
 
     >>> get_strategy().num_replicas_in_sync
     1
@@ -64,7 +64,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 @contextmanager
 def activate(strategy: Strategy, replica: ReplicaContext | None) -> Iterator[None]:
-    """Make a strategy and a replica, if given, current in the context."""
+    """Make a strategy and, if given, a replica current in the context."""
     strategy_token, replica_token = _strategy.set(strategy), _replica.set(replica)
     try:
         yield
@@ -110,7 +110,7 @@ class ReplicaContext:
 
         Args:
             op: "sum", or "mean" with equal weights for all replicas.
-            value: a tensor of the same shape on all replicas, or a structure of them.
+            value: a tensor of the same shape on all replicas, or a structure of such tensors.
 
         Raises:
             StrategyError: the shapes differ; raised on all replicas.
@@ -122,7 +122,7 @@ class ReplicaContext:
         """Return the values of all replicas, concatenated along a dimension, with gradients.
 
         Args:
-            value: a tensor, or a structure of them; its size along ``axis`` may differ.
+            value: a tensor, or a structure of tensors; its size along ``axis`` may differ.
             axis: the dimension to concatenate along.
 
         Raises:
@@ -154,17 +154,18 @@ class ReplicaContext:
 def compute_average_loss(
     per_example_loss: Tensor, *, global_batch_size: int | None = None
 ) -> Tensor:
-    """Return this replica's part of the global batch's mean loss: Σ of its rows / global batch.
+    """Return the sum of the losses of this replica's rows, divided by the global batch size.
 
     The gradients of this run are then summed over the replicas. Sum the loss in the same way, with
     ``strategy.reduce("sum", loss)``.
 
     A row of shape (T,), such as the losses of a text's tokens, contributes the sum of its losses.
-    For the mean over tokens, pass their number as ``global_batch_size``.
+    For the mean over tokens, pass the number of tokens as ``global_batch_size``.
 
     Args:
         per_example_loss: the loss of each row, shape (B, …), as with ``reduction="none"``.
-        global_batch_size: the rows of all replicas; None to count them with a small message.
+        global_batch_size: the number of rows on all replicas; None to count them with a small
+            message.
 
     Raises:
         StrategyError: the loss is a scalar or not a tensor, the size is not an integer, or the call

@@ -72,7 +72,7 @@ class InputContext:
 
 
 class DeviceBatches:
-    """Batches that are copied to a device, each while the previous one is in use.
+    """Batches on a device; each batch is copied while the previous one is in use.
 
     Args:
         batches: an iterable; its ``len`` and other attributes are forwarded.
@@ -100,7 +100,7 @@ class DeviceBatches:
 class Strategy:
     """The default strategy: one replica, as in a program without strategies.
 
-    A strategy can be created in the notebook: it is pickled as its constructor call, and uses the
+    A strategy can be created in the notebook. It is pickled as its constructor call and uses the
     process group of the ranks that unpickle it. Each rank is a replica.
 
     Args:
@@ -156,8 +156,8 @@ class Strategy:
         """Create variables in the context; at its end all replicas get rank 0's values.
 
         Raises:
-            StrategyError: the call is inside another strategy's scope or a replica function, or
-                the replicas have created different variables, or some on another device.
+            StrategyError: the call is inside another strategy's scope or a replica function, the
+                replicas have created different variables, or a variable is on another device.
         """
         self._check_context("scope()")
         with activate(self, None), self.device, variables.watch_modules(self) as created:
@@ -173,14 +173,14 @@ class Strategy:
     ) -> Any:
         """Run a function as this replica, and return this replica's results, without gradients.
 
-        Each ``optimizer.step()`` in the function first combines the gradients of all replicas. If
-        replica r has a batch of n_r rows, and its loss is their mean::
+        Each ``optimizer.step()`` in the function first combines the gradients of all replicas.
+        Replica r has a batch of n_r rows, the first dimension of the first tensor among the
+        arguments. If its loss is the mean over these rows, the combined gradient is the gradient of
+        the mean over the global batch, even if replicas have different numbers of rows::
 
             g = Σ_r n_r g_r / Σ_r n_r
 
-        is the gradient of the mean over the global batch, even if replicas have different numbers
-        of rows. With :func:`compute_average_loss` it is Σ_r g_r. n_r is the first dimension of the
-        first tensor among the arguments.
+        With :func:`compute_average_loss`, the combined gradient is Σ_r g_r.
 
         Args:
             fn: plain torch code of one replica.
@@ -202,18 +202,18 @@ class Strategy:
         return pytree.tree_map(lambda leaf: with_rows(leaf, rows), result)
 
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
-        """Return the sum or mean of a value over the replicas, on all of them.
+        """Return the sum or mean of a value over the replicas. Every replica gets the result.
 
         The mean of a result of :meth:`run`, a tensor or a number, is weighted by the rows of each
-        replica's batch, Σ n_r v_r / Σ n_r: an unweighted mean would overweight the rows of
-        small batches. Values computed from a result are weighted equally.
+        replica's batch, Σ n_r v_r / Σ n_r, because an unweighted mean would overweight the rows of
+        small batches. Values that are computed from a result are weighted equally.
 
         Args:
             op: "sum" or "mean".
-            value: a tensor or number of the same shape on all replicas, or a structure of them;
-                sparse tensors become dense.
-            axis: also reduce this dimension; its size may then differ. The mean is the sum of
-                all elements divided by their number.
+            value: a tensor or number of the same shape on all replicas, or a structure of these.
+                Sparse tensors become dense.
+            axis: a dimension to reduce too; its size may then differ. The mean is the sum of all
+                elements divided by their number.
 
         Raises:
             StrategyError: the shapes differ, the dimension does not exist, the values are not
@@ -231,7 +231,7 @@ class Strategy:
         """Return the values of all replicas, concatenated along a dimension.
 
         Args:
-            value: a tensor, or a structure of them; its size along ``axis`` may differ. Sparse
+            value: a tensor, or a structure of tensors; its size along ``axis`` may differ. Sparse
                 tensors become dense.
             axis: the dimension to concatenate along.
 
@@ -408,9 +408,9 @@ class Strategy:
         axis: int | None = None,
         rows: int | None = None,
     ) -> Tensor:
-        """Return the sum or mean over the replicas and, if given, a dimension; rows are weights."""
+        """Return the sum or mean over the replicas and, if given, a dimension, weighted by rows."""
         x, mean = self._tensor(call, value), op is ReduceOp.MEAN
-        dtype, x = x.dtype, _wide(x, mean)
+        dtype, x = x.dtype, _widen(x, mean)
         count = 1 if rows is None or not mean else rows
         if axis is not None:
             check_shapes(call, [x.shape], axis)
@@ -419,7 +419,7 @@ class Strategy:
         check_shapes(call, [shape for _, *shape in gathered])
         if axis is None and mean:
             x = x * count if count else torch.zeros_like(x)  # the mean over no rows is NaN
-        total: Tensor = _Summed.apply(x, self, self._all_reduce)  # type: ignore[no-untyped-call]
+        total: Tensor = _SumOfReplicas.apply(x, self, self._all_reduce)  # type: ignore[no-untyped-call]
         total = total / sum(n for n, *_ in gathered) if mean else total
         return total.to(dtype) if dtype in _HALF else total
 
@@ -433,7 +433,7 @@ class Strategy:
         padded = self._all_gather(_pad_rows(local.detach(), 0, longest))
         joined = torch.cat([rows[:size] for rows, size in zip(padded, sizes, strict=True)])
         padded_local = _pad_rows(local, offsets[self._replica], offsets[-1])
-        with_gradient: Tensor = _Summed.apply(padded_local, self, lambda _: joined)  # type: ignore[no-untyped-call]
+        with_gradient: Tensor = _SumOfReplicas.apply(padded_local, self, lambda _: joined)  # type: ignore[no-untyped-call]
         return with_gradient.movedim(0, axis)
 
     def _batches(
@@ -499,7 +499,7 @@ class ReplicatedStrategy(Strategy):
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-class _Summed(torch.autograd.Function):
+class _SumOfReplicas(torch.autograd.Function):
     """A sum over the replicas; its gradient is the sum of the replicas' gradients."""
 
     @staticmethod
@@ -513,12 +513,12 @@ class _Summed(torch.autograd.Function):
 
 
 def _pad_rows(rows: Tensor, begin: int, size: int) -> Tensor:
-    """Return ``size`` rows: the given ones from index ``begin``, and zeros elsewhere."""
+    """Return ``size`` rows: the given rows from index ``begin``, and zeros elsewhere."""
     zeros = rows.new_zeros(size - len(rows), *rows.shape[1:])
     return torch.cat([zeros[:begin], rows, zeros[begin:]])
 
 
-def _wide(x: Tensor, mean: bool) -> Tensor:
+def _widen(x: Tensor, mean: bool) -> Tensor:
     """Convert to a dtype wide enough for sums; integers as in ``torch.sum``."""
     if x.dtype in _HALF:
         return x.float()

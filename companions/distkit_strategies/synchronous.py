@@ -190,8 +190,8 @@ class OneDeviceStrategy(Strategy):
 class MirroredStrategy(ReplicatedStrategy):
     """Synchronous training with a copy of each variable on every replica, kept equal by all-reduce.
 
-    At the end of the scope all replicas get rank 0's values. Before each step the gradients of all
-    replicas are summed; every replica then applies the same step.
+    At the end of the scope, all replicas get rank 0's values. Before each step, the gradients of
+    all replicas are summed. Every replica then applies the same step.
 
     Args:
         devices: the device of each rank, such as ["cuda:0", "cuda:1"]; None for the device of the
@@ -224,7 +224,7 @@ class MirroredStrategy(ReplicatedStrategy):
         cross_device_ops: str | Callable[..., Any] = "native",
     ) -> None:
         super().__init__()
-        self._devices = [] if devices is None else _available(devices)
+        self._devices = [] if devices is None else _existing_devices(devices)
         name = CROSS_DEVICE_OPS.get(cross_device_ops, cross_device_ops)
         self._all_reduce_gradients = dist.all_reduce if name == "native" else implementation(name)
 
@@ -288,8 +288,8 @@ class CommunicationOptions:
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Synchronous training on several workers: :class:`MirroredStrategy` over all their replicas.
 
-    In a separate script it reads its task from ``TF_CONFIG``, if set, and connects to the other
-    workers at the address of worker 0, through torch's TCPStore.
+    In a separate script, the strategy reads its task from ``TF_CONFIG``, if set, and connects to
+    the other workers through torch's TCPStore at the address of worker 0.
 
     Args:
         communication_options: options of the all-reduce of gradients.
@@ -333,8 +333,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 class TPUStrategy(MirroredStrategy):
     """:class:`MirroredStrategy` over XLA devices, one replica on each core.
 
-    Run it where ``torch_xla`` starts a process for each core; the XLA backend of the process group
-    sums gradients. distkit's tests have not run it on a TPU.
+    Run it where ``torch_xla`` starts a process for each core. The XLA backend of the process group
+    sums the gradients. This strategy has not been tested on a TPU.
 
     Raises:
         StrategyError: ``torch_xla`` is not installed.
@@ -356,9 +356,10 @@ class TPUStrategy(MirroredStrategy):
 class CentralStorageStrategy(ReplicatedStrategy):
     """Synchronous training with variables on rank 0 and computation on all ranks.
 
-    Before each step the gradients of all replicas are summed on rank 0. Only rank 0 applies the
-    step and keeps the optimizer's state; it then broadcasts the new values. The result equals that
-    of one process. In contrast to :class:`MirroredStrategy`, all messages go to or from rank 0.
+    Before each step, the gradients of all replicas are summed on rank 0. Only rank 0 keeps the
+    optimizer's state and applies the step. It then broadcasts the new values. The result is the
+    same as in one process. In contrast to :class:`MirroredStrategy`, all messages go to or from
+    rank 0.
 
     Source:
         TensorFlow, ``tf.distribute.experimental.CentralStorageStrategy``.
@@ -372,7 +373,7 @@ class CentralStorageStrategy(ReplicatedStrategy):
         if self._single_replica:
             return
         combine(self, weights, replica, _reduce_to_0)
-        self._updated = [w for w in weights if w.grad is not None]
+        self._updated_weights = [w for w in weights if w.grad is not None]
         if self._replica:
             optimizer.zero_grad()  # this rank applies no step
 
@@ -380,7 +381,7 @@ class CentralStorageStrategy(ReplicatedStrategy):
     def _after_optimizer_step(self) -> None:
         if not self._single_replica:
             self._compare("optimizer.step", [])  # rank 0's step may have raised
-            apply_flattened(self._updated, partial(dist.broadcast, src=0))
+            apply_flattened(self._updated_weights, partial(dist.broadcast, src=0))
 
     def _after_load(self, optimizer: Optimizer | None) -> None:
         if optimizer is not None and not self._chief:
@@ -403,7 +404,7 @@ def _device_names() -> str:
     return ", ".join(["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))])
 
 
-def _available(devices: Sequence[torch.device | str]) -> list[torch.device]:
+def _existing_devices(devices: Sequence[torch.device | str]) -> list[torch.device]:
     """Return the devices that exist; rank 0 warns about missing ones."""
     requested = [torch.device(d) for d in devices]
     present = [d for d in requested if _is_present(d)]

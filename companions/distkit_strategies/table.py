@@ -47,7 +47,7 @@ def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> panda
 
 
 def _strategies() -> dict[str, Callable[[], Strategy]]:
-    """Return this package's strategies by name, the parameter server's once for each mode."""
+    """Return this package's strategies by name, with both modes of the parameter server."""
     import distkit_strategies
 
     classes = {
@@ -62,10 +62,10 @@ def _strategies() -> dict[str, Callable[[], Strategy]]:
 def _row(run: Callable[..., Any], make: Any, reference: dict[str, Any]) -> dict[str, str]:
     row: dict[str, str] = {}
     try:
-        made = {method: make() for method in reference}
+        instances = {method: make() for method in reference}
         # servers hold the variables of only one strategy in a run
-        one_run = not isinstance(made["fit"], ParameterServerStrategy)
-        for strategies in [made] if one_run else [{m: s} for m, s in made.items()]:
+        one_run = not isinstance(instances["fit"], ParameterServerStrategy)
+        for strategies in [instances] if one_run else [{m: s} for m, s in instances.items()]:
             results = run(_train_all, strategies).results
             for method in strategies:
                 row[method] = _cell([result[method] for result in results], reference[method])

@@ -91,7 +91,7 @@ class TFConfig:
     Args:
         cluster: the addresses, "host:port", of the processes of each kind of task.
         type: this process's kind of task.
-        index: the index of this process among them.
+        index: the index of this process among the processes of that kind.
 
     As in TensorFlow's ``TFConfigClusterResolver``, an index may be a string, and ``{}`` means a
     single process. ``rpc_layer`` and ``environment`` are ignored.
@@ -167,7 +167,7 @@ class TFConfig:
 
     @property
     def master(self) -> str:
-        """The rendezvous address, which is rank 0's; "" without a cluster."""
+        """The rendezvous address, which is the address of rank 0; "" without a cluster."""
         return self.workers[0] if self.workers else ""
 
     @property

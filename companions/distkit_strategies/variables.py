@@ -130,7 +130,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _check_outside(optimizer: Optimizer) -> None:
-    """Reject a step outside ``run``, unless its rate is 0, as in torch's state initialization."""
+    """Reject a step outside ``run``; torch initializes states with a step at learning rate 0."""
     owner = next(filter(None, map(owner_of, parameters_of(optimizer))), None)
     updates = any(group.get("lr", 1) for group in optimizer.param_groups)
     if owner is not None and updates and not owner[0]._steps_outside_run:
@@ -214,9 +214,9 @@ class Variable(nn.Module):
     module's ``state_dict``. A checkpoint has one value for all replicas; loading divides a sum
     among the replicas again.
 
-    ``trainable`` is not supported, since no optimizer updates a variable: use an ``nn.Parameter``.
-    Nor is arithmetic such as ``seen + 1``, since reading an ON_READ variable sends messages: write
-    ``seen.read_value() + 1``.
+    ``trainable`` is not supported, since no optimizer updates a variable. Use an ``nn.Parameter``.
+    Arithmetic such as ``seen + 1`` is not supported either, since reading an ON_READ variable sends
+    messages. Write ``seen.read_value() + 1``.
 
     Args:
         value: the initial value.
@@ -301,9 +301,9 @@ class Variable(nn.Module):
         return _aggregate(self.strategy, x, self.aggregation)
 
     def _share(self, total: Tensor) -> Tensor:
-        """Return this replica's share of a value of all replicas; divide a sum as TensorFlow does.
+        """Return this replica's share of a value for all replicas; only sums are divided.
 
-        The shares differ by at most one in the last digit, so that they add up exactly.
+        As in TensorFlow, the shares differ by at most one in the last digit and add up exactly.
         """
         if not (self._copies_may_differ and self.aggregation is VariableAggregation.SUM):
             return total
@@ -349,8 +349,9 @@ def _aggregate(strategy: Strategy, x: Tensor, aggregation: VariableAggregation) 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregation]]:
     """Yield each buffer with its name and aggregation.
 
-    Batch normalization's statistics differ between replicas: floating-point buffers are averaged,
-    others are copied from the first replica. A :class:`Variable` sets its aggregation itself.
+    Floating-point buffers are averaged, because the statistics of batch normalization differ
+    between replicas. Other buffers are copied from the first replica. A :class:`Variable` sets its
+    own aggregation.
     """
     first, mean = VariableAggregation.ONLY_FIRST_REPLICA, VariableAggregation.MEAN
     for path, owner in model.named_modules():
