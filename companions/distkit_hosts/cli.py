@@ -84,7 +84,7 @@ def _explain(folder: Path, printed: set[str]) -> Trace | None:
     missing = [rank for rank in range(trace.info.world_size) if rank not in trace.info.ranks]
     if missing:
         print(
-            f"The files of {named(missing)} are not in {folder}: copy those of the other hosts "
+            f"The files of {named(missing)} are not in {folder}: copy the other hosts' files "
             f"there, then run distkit replay {folder}"
         )
     findings = [f for f in trace.diagnose() if f.message not in printed]

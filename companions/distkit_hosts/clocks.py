@@ -1,12 +1,13 @@
 """Estimate the difference of two hosts' clocks with round trips between them. No side effects.
 
-Let θ be a host's clock minus the reference's. A message that the reference sent at s and the host
-received at r took some time, so θ < r − s. A message in the other direction, sent at s by the host,
-implies θ > s − r. The drift of the clocks is bounded, so each message also bounds θ at all other
-times.
+Let θ be a host's clock minus the reference clock. A message that the reference sent at s and the
+host received at r took some time, so θ < r − s. A message in the other direction, sent at s by the
+host, implies θ > s − r. The drift of the clocks is bounded, so each message also bounds θ at all
+other times.
 
 The estimate is the midpoint of the bounds. Its error is at most half the distance between them,
-even if one direction is slower. For one round trip the estimate is that of Cristian and of NTP.
+even if one direction is slower. For one round trip, it equals the estimates of Cristian's algorithm
+and NTP.
 """
 
 from __future__ import annotations
@@ -76,19 +77,19 @@ class PeerClock:
     def __init__(self) -> None:
         #: The best estimate from all round trips; None before the first.
         self.offset: Offset | None = None
-        self._low, self._high, self._at = -math.inf, math.inf, 0.0
+        self._low, self._high, self._latest = -math.inf, math.inf, 0.0
 
     def add(self, trip: RoundTrip) -> None:
         """Update the estimate with the latest round trip."""
-        since, self._at = DRIFT * (trip.sent_there - self._at), trip.sent_there
-        waited = DRIFT * (trip.sent_there - trip.received_there)
+        drift, self._latest = DRIFT * (trip.sent_there - self._latest), trip.sent_there
+        reply_drift = DRIFT * (trip.sent_there - trip.received_there)
         low = trip.sent_there - trip.received_here
-        high = trip.received_there - trip.sent_here + waited
-        self._low, self._high = max(low, self._low - since), min(high, self._high + since)
+        high = trip.received_there - trip.sent_here + reply_drift
+        self._low, self._high = max(low, self._low - drift), min(high, self._high + drift)
         if self._low > self._high:
             self._low, self._high = low, high
         middle, error = (self._high + self._low) / 2, (self._high - self._low) / 2
-        self.offset = Offset(middle, error, self._at)
+        self.offset = Offset(middle, error, self._latest)
 
 
 class LiveClocks:
@@ -96,7 +97,7 @@ class LiveClocks:
 
     def __init__(self) -> None:
         self._clocks: dict[int, Offset] = {}  # the estimate in use for each rank
-        self._reached: dict[int, float] = {}  # the last converted time of each rank
+        self._last_times: dict[int, float] = {}  # the last converted time of each rank
         self._errors: dict[int, float] = {}  # the largest possible error of each rank's times [s]
 
     def converter(
@@ -108,15 +109,15 @@ class LiveClocks:
         less than half its error. Converted times never decrease, even if the offset changes.
         """
 
-        def error(clock: Offset) -> float:
-            return max(clock.error_at(first), clock.error_at(last))
+        def error(estimate: Offset) -> float:
+            return max(estimate.error_at(first), estimate.error_at(last))
 
-        known = self._clocks.get(rank, offset)
-        known = self._clocks[rank] = offset if error(offset) < error(known) / 2 else known
-        self._errors[rank] = max(error(known), self._errors.get(rank, 0.0))
-        reached = self._reached.get(rank, -math.inf)
-        self._reached[rank] = max(reached, known.to_local_time(last))
-        return lambda remote: max(reached, known.to_local_time(remote))
+        clock = self._clocks.get(rank, offset)
+        clock = self._clocks[rank] = offset if error(offset) < error(clock) / 2 else clock
+        self._errors[rank] = max(error(clock), self._errors.get(rank, 0.0))
+        minimum = self._last_times.get(rank, -math.inf)
+        self._last_times[rank] = max(minimum, clock.to_local_time(last))
+        return lambda remote: max(minimum, clock.to_local_time(remote))
 
     def offsets(self, hosts: dict[int, str]) -> dict[str, ClockOffset]:
         """Return the offsets of other machines' clocks, given the host of each rank."""

@@ -36,7 +36,7 @@ _VARIABLES = {
 
 
 def detect(environ: Mapping[str, str]) -> Launched:
-    """Return the launcher and the rank of a process, by its environment variables.
+    """Return the launcher and the rank of a process from its environment variables.
 
     Raises:
         StartError: a variable is missing or not a number.

@@ -257,7 +257,7 @@ def _name(facts: Facts, resolver: str, host: str, reply: Json) -> Iterator[Check
 
 
 # -- packets ---------------------------------------------------------------------------------------
-# Connections show whether programs reach each other. Datagrams need no reply, so they show in
+# Connections show whether programs can reach each other. Datagrams need no reply, so they show in
 # which direction packets are lost.
 
 #: The connection errors of a broken link.
@@ -346,12 +346,13 @@ def _versions(facts: Facts) -> Iterator[Check]:
 def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
     """Compare releases; Python patch releases and local builds of packages may differ."""
     python, path = remote["python"]["version"], remote["python"]["executable"]
-    here = local["python"]["version"]
-    if python.split(".")[:2] != here.split(".")[:2]:  # these cannot unpickle each other's functions
+    expected = local["python"]["version"]
+    # different releases cannot unpickle each other's functions
+    if python.split(".")[:2] != expected.split(".")[:2]:
         yield failure(
             "python.differs",
-            f"{host} has python {python} ({path}), but this machine has {here}.",
-            f"Install Python {here} there, or select it with --python.",
+            f"{host} has python {python} ({path}), but this machine has {expected}.",
+            f"Install Python {expected} there, or select it with --python.",
             host,
         )
     for name in NEEDED:
@@ -401,8 +402,8 @@ class Report:
         """All checks, failures first."""
         single = not self.facts.targets  # for several machines, only problems are reported
         machines = self.facts.machines.items()
-        of_hosts = [c for host, m in machines for c in host_checks(host, m)]
-        reported = [c for c in of_hosts if single or c.level is not Level.OK]
+        results = [c for host, m in machines for c in host_checks(host, m)]
+        reported = [c for c in results if single or c.level is not Level.OK]
         order = [Level.FAILURE, Level.WARNING, Level.OK]
         checks = [*reported, *cross_host_checks(self.facts)]
         return sorted(checks, key=lambda check: order.index(check.level))

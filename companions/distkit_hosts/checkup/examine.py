@@ -50,7 +50,7 @@ def doctor(
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
-    It takes a few seconds, or ten seconds longer if a host is down.
+    It takes a few seconds, plus ten seconds if a host is down.
 
     Args:
         hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
@@ -97,7 +97,7 @@ class _Examination:
     def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
         self.facts, self.stage = facts, ""
         #: The listening port of each machine.
-        self.listening: dict[str, int] = {}
+        self.listening_ports: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(len(commands))
         self._probes = [Host(label, command) for label, command in commands.items()]
         #: The probes that still respond.
@@ -105,10 +105,10 @@ class _Examination:
 
     def run(self) -> None:
         """Run all steps and stop the probes."""
-        between = ["names", "ports", "connections", "files"] if self.facts.targets else []
+        cross_host = ["names", "ports", "connections", "files"] if self.facts.targets else []
         try:
             self.ask("start", timeout=FIRST_REPLY_TIMEOUT)
-            for stage in ["machines", *between, "torch"]:
+            for stage in ["machines", *cross_host, "torch"]:
                 self.stage = stage
                 getattr(self, stage)()
         finally:
@@ -153,10 +153,10 @@ class _Examination:
             facts.addresses[label] = choose([a for addresses in known for a in addresses], own)
 
     def ports(self) -> None:
-        """Make every machine listen at its address only."""
+        """Make every machine listen, only at its own address."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
-        self.listening = self.ask(
+        self.listening_ports = self.ask(
             "listen", lambda label: {"address": addresses[label], "secret": secret}
         )
 
@@ -165,8 +165,8 @@ class _Examination:
         return [other for other in self.alive if other != label]
 
     def peers(self, a: str) -> dict[str, tuple[str, int]]:
-        """Return the address and port of each machine that a connects to."""
-        return {b: (self.facts.addresses[b], self.listening[b]) for b in self.others(a)}
+        """Return the address and port of each machine that machine ``a`` connects to."""
+        return {b: (self.facts.addresses[b], self.listening_ports[b]) for b in self.others(a)}
 
     def connections(self) -> None:
         """Connect every machine to every other, and send datagrams, which need no reply."""
@@ -217,8 +217,8 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
     '10.0.0.2'
     """
     candidates = [a for a in resolved if a in own] + sorted(own)
-    outside = [a for a in candidates if not a.startswith("127.")]
-    return next(iter(outside or candidates), "127.0.0.1")
+    external = [a for a in candidates if not a.startswith("127.")]
+    return next(iter(external or candidates), "127.0.0.1")
 
 
 # -- probes -------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Host:
             start_new_session=True,  # so that Ctrl-C does not kill it
         )
         assert self._process.stdin and self._process.stdout
-        self._to, self._from = self._process.stdin, self._process.stdout
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._thread = threading.Thread(target=self._read_output, daemon=True)
         self._thread.start()
         self._write(SOURCE)
@@ -277,11 +277,11 @@ class Host:
 
     def _write(self, text: str) -> None:
         with suppress(OSError):  # the probe has exited, which the next request reports
-            self._to.write(text)
-            self._to.flush()
+            self._stdin.write(text)
+            self._stdin.flush()
 
     def _read_output(self) -> None:
-        for line in self._from:
+        for line in self._stdout:
             if line.startswith(probe.MARK):
                 self._replies.put(line[len(probe.MARK) :])
             elif not line.startswith("Warning: "):
@@ -293,9 +293,9 @@ class Host:
         self._process.kill()
         self._process.wait()
         self._thread.join(1)
-        self._from.close()
+        self._stdout.close()
         with suppress(OSError):  # unread requests
-            self._to.close()
+            self._stdin.close()
 
 
 def command(destination: str, ssh: Sequence[str], pythons: Sequence[str]) -> list[str]:

@@ -26,8 +26,8 @@ class Facts:
         lost: for each host that stopped responding, the ``message`` from ssh or the doctor,
             and the ``stage`` of the checkup that it had reached.
         names: for each machine, the addresses that it resolves the hosts' names to.
-        addresses: the address of each machine that is reachable from the others.
-        connections: the connections between machines: see :meth:`connection`.
+        addresses: for each machine, an address that the other machines can reach.
+        connections: the connections between machines; see :meth:`connection`.
         folder: the path of the current directory on this machine.
         folder_visible: whether each machine can read a file in that folder.
     """
@@ -47,7 +47,7 @@ class Facts:
         return [label for label in self.machines if label != HERE]
 
     def connection(self, a: str, b: str) -> Json:
-        """Return the facts about connections from a to b; empty if none was attempted.
+        """Return the facts about connections from ``a`` to ``b``; empty if none was attempted.
 
         ``tcp`` is the error of the connection, or "" if there was none; ``arrived`` is whether a
         datagram arrived.
@@ -67,7 +67,7 @@ def recommended_ranks(machine: Json) -> int:
 
 
 def gpus(machine: Json) -> Gpus:
-    """Return the GPUs that ranks may use there, or the reason that they cannot use any."""
+    """Return the GPUs that ranks can use on a machine, or the reason why there are none."""
     return examine(machine["gpus"], machine.get("torch") or {})
 
 

@@ -1,9 +1,9 @@
 """Describe one machine, and test its connections to others, with only the standard library.
 
-The doctor sends this file, after that of :mod:`distkit.cluster.machine`, to hosts where distkit may
-not be installed, and starts both there with :data:`START`. The probe reads requests, one JSON
-object per line, replies to each with a line that begins with :data:`MARK`, and exits when its input
-ends. It listens for other probes at the given address, accepts connections that begin with a
+The doctor sends the source of :mod:`distkit.cluster.machine`, followed by this file, to hosts where
+distkit may not be installed, and runs both there with :data:`START`. The probe reads requests, one
+JSON object per line, replies to each with a line that begins with :data:`MARK`, and exits when its
+input ends. It listens for other probes at the given address, accepts connections that begin with a
 secret, and never executes received data.
 """
 
@@ -29,7 +29,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-if __name__ != "probe":  # a probe has the source of that module already
+if __name__ != "probe":  # a probe already contains the source of that module
     from distkit.cluster.machine import (
         cgroup_memory,
         cpu_quota,
@@ -113,7 +113,7 @@ def package(name: str) -> str | None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return assignment[1]  # the imported copy's, which may differ from the installed version
+        return assignment[1]  # version of the imported copy, which may differ from the installed
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -11,7 +11,7 @@ from distkit_hosts.torchrun import merge, rankfile
 
 
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
-    """Read files, or a folder of them: see :meth:`distkit.Trace.load`."""
+    """Read files, or a folder of files; see :meth:`distkit.Trace.load`."""
     if ranks := rankfile.find_files(paths):
         return merge.merged_trace([rankfile.read(path) for path in ranks], kind)
     return files.load(paths, kind)

@@ -1,8 +1,9 @@
 """Read files of other programs: flight-recorder dumps and profiler traces, one for each rank.
 
-The content of a file determines its kind, not its name. Nothing in it is executed. Pickled dumps
+The content of a file, not its name, determines its kind. Nothing in it is executed. Pickled dumps
 are read by an unpickler that accepts only plain values: numbers, strings, booleans, None, and
-lists, tuples and dicts of them. The result is checked like a saved trace, so it can be saved again.
+lists, tuples and dicts of these. The result is checked like a saved trace, so it can be saved
+again.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     """Read the dumps or traces of the ranks of one run, one file per rank.
 
     Args:
-        paths: files, or one folder of them. The rank is read from the content of a file, or else
-            from its name: the number after the word rank, or the last number.
+        paths: files, or one folder of files. The rank is read from the content of a file or, if it
+            is not there, from the name: the number after the word "rank", or the last number.
         kind: the class of the result.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, two belong to the same rank, or they
-            have no events.
+        TraceFileError: a file is damaged or of another kind, two files belong to the same rank, or
+            the files contain no events.
         FileNotFoundError: a file does not exist.
         IsADirectoryError: a folder has no files.
     """
     files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
-    read = {path: checked([path], partial(_parse, path)) for path in files}
-    events, info = checked(files, lambda: _read(read))
+    contents = {path: checked([path], partial(_parse, path)) for path in files}
+    events, info = checked(files, lambda: _read(contents))
     if not events:
         raise TraceFileError(
             f"{_names(files)}: no calls of torch.distributed were found. Record a step that "
@@ -132,28 +133,28 @@ def _names(files: Sequence[Path]) -> str:
     return str(files[0]) if len(files) == 1 else f"{files[0].parent}, {len(files)} files"
 
 
-def _read(read: Mapping[Path, Any]) -> tuple[list[Event], RunInfo]:
+def _read(contents: Mapping[Path, Any]) -> tuple[list[Event], RunInfo]:
     """Return the events in files of one kind, and the metadata of their run."""
-    kinds = {type(content): path.name for path, content in read.items()}
+    kinds = {type(content): path.name for path, content in contents.items()}
     if len(kinds) > 1:
         raise TraceFileError(
             f"{' and '.join(kinds.values())} are of different kinds. Pass files of one kind: "
             "dk.Trace.load([file, …])."
         )
     reader = kineto if kineto.Profile in kinds else flight_recorder
-    ranks = _by_rank(read)
-    events, info = reader.read({rank: read[path] for rank, path in ranks.items()})
-    known = {rank: RankInfo(f"rank {rank}", file=path.name) for rank, path in ranks.items()}
-    return events, structs.replace(info, ranks=known)
+    paths = _paths_by_rank(contents)
+    events, info = reader.read({rank: contents[path] for rank, path in paths.items()})
+    ranks = {rank: RankInfo(f"rank {rank}", file=path.name) for rank, path in paths.items()}
+    return events, structs.replace(info, ranks=ranks)
 
 
 # -- the rank of a file -----------------------------------------------------------------------
 
 
-def _by_rank(read: Mapping[Path, _File]) -> dict[int, Path]:
-    """Return the file of each rank, by the files' content or else by their names."""
+def _paths_by_rank(contents: Mapping[Path, _File]) -> dict[int, Path]:
+    """Return the file of each rank; ranks are read from the content or, failing that, the name."""
     found: dict[int, Path] = {}
-    for path, content in read.items():
+    for path, content in contents.items():
         rank = content.distributedInfo.rank if isinstance(content, kineto.Profile) else None
         if rank is None:
             rank = _rank_in(path.name)
@@ -172,7 +173,7 @@ def _by_rank(read: Mapping[Path, _File]) -> dict[int, Path]:
 
 
 def _rank_in(name: str) -> int | None:
-    """Return the number after the word rank in a name, or else the last number.
+    """Return the number after the word "rank" in a name or, without that word, the last number.
 
     >>> _rank_in("nccl_trace_rank_container-node07_40")
     40

@@ -184,15 +184,15 @@ def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
 
 
 def _groups(dumps: Mapping[int, Dump]) -> dict[str, list[int]]:
-    """Return the ranks of each group: as configured, or else the ranks that called it."""
+    """Return the ranks of each group: the configured ranks or, without any, those that used it."""
     seen: dict[str, set[int]] = defaultdict(set)
     known: dict[str, list[int]] = {WORLD: []}
     for rank, dump in dumps.items():
         for entry in dump.entries:
             seen[entry.group].add(rank)
-        for name, about in (dump.pg_config or {}).items():
-            ranks = msgspec.json.decode(about.get("ranks") or "[]", type=list[Rank])
-            label = _group(name, about.get("desc", ""))
+        for name, config in (dump.pg_config or {}).items():
+            ranks = msgspec.json.decode(config.get("ranks") or "[]", type=list[Rank])
+            label = _group(name, config.get("desc", ""))
             known[label] = sorted({*known.get(label, ()), *ranks})
     return known | {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
 
@@ -212,7 +212,7 @@ def _calls(
     first: int,
     unrecorded: Counter[str],
 ) -> Iterator[_Call]:
-    """Yield the calls of a rank in order; count unknown ones and those that have not begun."""
+    """Yield the calls of a rank in order; count unknown calls and calls that have not begun."""
     is_waiting = False
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
@@ -255,7 +255,7 @@ def peer_of(name: str, members: list[int]) -> int | None:
 
 
 def _where(frames: list[_Frame]) -> str:
-    """Return the line of the user's code: the innermost one outside packages."""
+    """Return the line of the user's code: the innermost line outside packages."""
     user_frames = (f for f in frames if not _FOREIGN.search(f.filename))
     return next((f"{PurePath(f.filename).name}:{f.line}" for f in user_frames), "")
 
@@ -306,17 +306,17 @@ def _complete_collectives(calls: list[_Call], groups: Mapping[str, list[int]]) -
 
 
 def _events(calls: Iterable[_Call], first: int) -> Iterator[Event]:
-    """Yield the transitions of each call; a rank is blocked in its first pending one."""
+    """Yield the transitions of each call; a rank is blocked in its first pending call."""
 
     def seconds(nanoseconds: int | None) -> float:
         return (nanoseconds - first) / 1e9 if nanoseconds else 0.0
 
-    arrived: dict[tuple[str, int] | None, float] = defaultdict(float)  # the last member's call
-    until = 0.0
+    arrivals: dict[tuple[str, int] | None, float] = defaultdict(float)  # the last member's call
+    latest = 0.0
     for call in calls:
-        arrived[call.collective] = max(arrived[call.collective], call.event.time)
+        arrivals[call.collective] = max(arrivals[call.collective], call.event.time)
         ended = seconds(call.entry.time_discovered_completed_ns)
-        until = max(until, call.event.time, ended)
+        latest = max(latest, call.event.time, ended)
     blocked: set[int] = set()
     for call in calls:
         event = call.event
@@ -324,12 +324,12 @@ def _events(calls: Iterable[_Call], first: int) -> Iterator[Event]:
         yield event
         yield replace(event, state=State.STARTED, time=started)
         if not call.pending:
-            last = arrived[call.collective] if call.collective else started
+            last = arrivals[call.collective] if call.collective else started
             ended = seconds(call.entry.time_discovered_completed_ns) or last
             yield replace(event, state=State.COMPLETED, time=max(ended, started))
         elif event.rank not in blocked:
             blocked.add(event.rank)
-            yield replace(event, state=State.BLOCKED, time=max(until, started))
+            yield replace(event, state=State.BLOCKED, time=max(latest, started))
 
 
 def _ends(events: list[Event], world: range, dumps: Mapping[int, Dump]) -> dict[int, RankEnd]:

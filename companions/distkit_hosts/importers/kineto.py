@@ -23,7 +23,7 @@ from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
 from distkit_hosts.importers.flight_recorder import describe_tensor, op_of
 
-#: Position of the tensors that a ``c10d::`` operator reads; 1 for others.
+#: Index of the argument with the tensors that a ``c10d::`` operator reads; 1 if not listed.
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
 #: Ranges of a backend.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
@@ -79,12 +79,12 @@ def parse(value: Any) -> Profile:
 
 def read(profiles: Mapping[int, Profile]) -> tuple[list[Event], RunInfo]:
     """Return the events of a run and its metadata, from the traces of its ranks."""
-    about = [profile.distributedInfo for profile in profiles.values()]
-    known = max(a.world_size for a in about)
+    infos = [profile.distributedInfo for profile in profiles.values()]
+    known = max(a.world_size for a in infos)
     world = max(max(profiles) + 1, known)
     groups = {
         str(group.pg_name): group.ranks
-        for a in about
+        for a in infos
         for group in a.pg_config
         if group.ranks and group.pg_desc != "default_pg"
     }
@@ -96,7 +96,7 @@ def read(profiles: Mapping[int, Profile]) -> tuple[list[Event], RunInfo]:
     missing = [r for r in range(world) if r not in profiles] if known or len(profiles) > 1 else []
     info = RunInfo(
         name="profiler",
-        backend=next((a.backend for a in about if a.backend), ""),
+        backend=next((a.backend for a in infos if a.backend), ""),
         groups={WORLD: [*range(world)]} | groups,
         limitations=dict(_limitations(missing, world, events)),
         # otherwise there would be lanes for all missing ranks
@@ -181,15 +181,15 @@ class _Rank:
 
     def _states(self, seq: int, times: list[float], **facts: Any) -> Iterator[Event]:
         states = State.SCHEDULED, State.STARTED, State.COMPLETED
-        for state, at in zip(states, times, strict=True):
-            time = (at + self._offset) / 1e6
+        for state, microseconds in zip(states, times, strict=True):
+            time = (microseconds + self._offset) / 1e6
             yield Event(rank=self.rank, seq=seq, state=state, time=time, **facts)
 
     def _call(self, seq: int, s: _Slice, op: Op) -> Iterator[Event]:
         """Yield a call, from its operator to the end of the backend's work for it."""
         first = bisect_left(self._detail_starts, s.ts)
-        within = self._details[first : bisect_right(self._detail_starts, s.end)]
-        detail = next((d for d in within if d.tid == s.tid), _Slice())
+        details = self._details[first : bisect_right(self._detail_starts, s.end)]
+        detail = next((d for d in details if d.tid == s.tid), _Slice())
         ids = (str(x.args.get("External id")) for x in (s, detail))
         kernel = next((self._kernels[i] for i in ids if i in self._kernels), None)
         gloo = self._ranges[op].pop() if self._ranges[op] else None
@@ -229,6 +229,6 @@ def _shapes(s: _Slice, op: Op, detail: _Slice) -> list[list[int]]:
 def _dtype(s: _Slice, op: Op, detail: _Slice, gloo: _Slice | None) -> str:
     types = s.args.get("Input type") or ()
     index = _TENSORS.get(op, 1)
-    of_call = next((str(t) for t in types[index:][:1] if t != "TensorList"), "")
-    of_backend = (gloo.args.get("Input type") or [""])[0] if gloo else ""
-    return str(detail.args.get("dtype") or of_call or of_backend)
+    call_dtype = next((str(t) for t in types[index:][:1] if t != "TensorList"), "")
+    backend_dtype = (gloo.args.get("Input type") or [""])[0] if gloo else ""
+    return str(detail.args.get("dtype") or call_dtype or backend_dtype)

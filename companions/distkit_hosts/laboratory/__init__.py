@@ -8,8 +8,8 @@
         lab.run("alpha", ["hostname"])          # a command on a host; options as for subprocess.run
         lab.cut("beta")                         # beta is now unreachable
 
-Each host has its own network, hostname, processes, shared memory and temporary folder; the other
-files are those of the machine. An ``init`` process creates them from a ``plan``.
+Each host has its own network, hostname, processes, shared memory and temporary folder. All other
+files are the machine's. An ``init`` process creates the hosts from a ``plan``.
 """
 
 from distkit_hosts.laboratory.laboratory import Laboratory

@@ -36,8 +36,8 @@ class Laboratory:
     r"""Hosts on this machine, each with its own network, until ``close()`` or the end of ``with``.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
-    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including
-    Python and the home. The hosts are killed when the process that created them exits or is killed.
+    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including Python and
+    the home folder. The hosts are killed when the process that created them exits or is killed.
 
     Root is not needed where user namespaces are allowed. :meth:`options` returns the arguments of
     a cluster with ranks on the hosts.
@@ -45,10 +45,10 @@ class Laboratory:
     Args:
         hosts: the names of the hosts.
         head: the name of an additional host for launchers; None for no head.
-        skew: offset of a host's monotonic clock from the machine's [s]. The
-            time of day cannot differ: Linux has no namespace for it.
-        shared: folders in ``/tmp`` that the hosts also share. The current folder, the home
-            and those of Python and distkit are always shared.
+        skew: offset of a host's monotonic clock from the machine's [s]. The time of day cannot
+            differ, because Linux has no namespace for it.
+        shared: folders in ``/tmp`` that the hosts also share. The current folder, the home folder
+            and the folders of Python and distkit are always shared.
 
     Raises:
         LaboratoryError: namespaces are not allowed, a program is missing, or a name is invalid.
@@ -74,9 +74,9 @@ class Laboratory:
         for host in skew or {}:
             self._check(host)
         starting.check_platform()
-        made = cleanup.make_folder(cleanup.new_prefix())
+        path = cleanup.make_folder(cleanup.new_prefix())
         #: The folder of the laboratory, on all hosts and here.
-        self.folder = Path(made)
+        self.folder = Path(path)
         self._open = ExitStack()  # sockets of the hosts in this process
         #: The addresses that each host knows.
         self._names = {host: dict[str, str | None](self._addresses) for host in self.hosts}
@@ -84,7 +84,7 @@ class Laboratory:
         for host in self.hosts:
             self.folder.joinpath(host).mkdir()
             self._write_names(host)
-        all_shared = plan.shared_folders([made, *shared])
+        all_shared = plan.shared_folders([path, *shared])
         full_plan = plan.make_plan(self.folder, self._addresses, all_shared, self._skew)
         self._init, pids = starting.start(full_plan)
         self._pids = dict(zip(self.hosts, pids, strict=True))
@@ -152,8 +152,8 @@ class Laboratory:
     def options(self) -> dict[str, Any]:
         """Return the arguments that make ``dk.Cluster`` in this process start ranks on the hosts.
 
-        The cluster connects to the hosts over SSH from the first one, the head if there is one. It
-        also listens there.
+        The cluster connects to the hosts over SSH from the first host, which is the head if there
+        is one. It also listens there.
 
         ::
 
@@ -298,8 +298,8 @@ class Laboratory:
         """Return the options of subprocess.run for a command on a host."""
         command = [*self.enter(host, options.pop("cwd", None)), *map(str, argv)]
         env = {**(options.pop("env", None) or os.environ)}
-        passed = {name: value for name, value in env.items() if name not in _UNSET}
-        return {"args": command, "env": passed, **options}
+        variables = {name: value for name, value in env.items() if name not in _UNSET}
+        return {"args": command, "env": variables, **options}
 
     def _admin_prefix(self, host: str | None) -> list[str]:
         """Return the prefix of a command run as root on a host; for None, on the router."""
@@ -320,7 +320,7 @@ class Laboratory:
             raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
 
     def _pid(self, host: str | None) -> int:
-        """Return the pid of a host's first process; for None, that of the router's init process."""
+        """Return the pid of a host's first process; for None, of the router's init process."""
         if self._init.poll() is not None:
             raise LaboratoryError("the laboratory is closed. Create another one.")
         if host is None:

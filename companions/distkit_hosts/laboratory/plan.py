@@ -1,8 +1,8 @@
 """Plan a laboratory: the hosts' names and addresses, and their shared and private folders.
 
 The network is a router with a port for each host. A host has one interface, ``eth0``, with its
-address, and reaches the others through the router, like machines in different racks.
-The router serves only the laboratory, and drops or delays packets on request.
+address, and reaches the others through the router, like machines in different racks. The router
+serves only the laboratory and drops or delays packets on request.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
         f"hostname {host}",
         f"ip -batch - <<.\n{_join(address)}.",
         "mount -n -t proc proc /proc",
-        # so that it lists the devices of the host
+        # so that /sys lists the devices of the host
         *_cover("/sys", "sysfs", [], ["/sys/fs/cgroup"]),
     ]
     for path, mode in _PRIVATE_FOLDERS.items():
@@ -103,10 +103,10 @@ def _setup(folder: Path, host: str, address: str, shared: list[str]) -> str:
 
 def _cover(path: str, kind: str, options: list[str], keep: list[str]) -> Iterator[str]:
     """Yield the commands that mount a new file system over a folder, without hiding ``keep``."""
-    below = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
+    nested = {Path(k) for k in keep if Path(path) in Path(k).parents and Path(k).exists()}
     yield shlex.join(["mount", "-n", "-t", kind, *options, kind, _STAGING])
-    for folder in sorted(below):
-        if below.isdisjoint(folder.parents):
+    for folder in sorted(nested):
+        if nested.isdisjoint(folder.parents):
             target = str(Path(_STAGING, folder.relative_to(path)))
             yield shlex.join(["mkdir", "-p", target])
             yield shlex.join(["mount", "-n", "--rbind", str(folder), target])

@@ -139,9 +139,9 @@ _START_TIMEOUT = 60.0
 
 def start_daemon(lab: Laboratory, host: str, command: str) -> None:
     """Start a program in the background on a host."""
-    ran = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
-    if ran.returncode:
-        raise LaboratoryError(f"on {host}, `{command}` failed: {ran.stderr.strip()}")
+    result = lab.run(host, ["sh", "-c", command], cwd="/", capture_output=True, text=True)
+    if result.returncode:
+        raise LaboratoryError(f"on {host}, `{command}` failed: {result.stderr.strip()}")
 
 
 def wait_for(query: Callable[[], str], is_up: Callable[[str], bool], failure: str) -> None:
@@ -182,7 +182,7 @@ Host {hosts}
 
 
 def start_ssh(lab: Laboratory) -> None:
-    """Start a server on each host unless it runs, and wait until all of them listen.
+    """Start a server on each host unless one is running, and wait until all servers listen.
 
     Raises:
         LaboratoryError: OpenSSH is missing, or a server does not start.

@@ -110,9 +110,9 @@ class Agent:
         }
 
     def _start_fork_server(self) -> None:
-        self._fork_server, theirs = Channel.pair()
-        with theirs:
-            self._process = start_fork_server(theirs, self._prefix)
+        self._fork_server, remote_end = Channel.pair()
+        with remote_end:
+            self._process = start_fork_server(remote_end, self._prefix)
         self._fork_server.send({"do": "call", "target": "distkit.cluster.processes.roles:preload"})
         threading.Thread(target=self._forward, daemon=True).start()
 
@@ -129,7 +129,7 @@ class Agent:
             self._end("the process that ranks are forked from exited")
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        """Handle a message of the kernel, for this agent or the fork server."""
+        """Handle a message from the kernel to this agent or the fork server."""
         match message["do"]:
             case "welcome":
                 self._welcomed = True
@@ -144,10 +144,10 @@ class Agent:
 
     def _fork(self, message: dict[str, Any]) -> socket.socket:
         """Fork a process; the kernel's stream is its lifeline."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._send_to_fork_server(message, theirs.fileno())
-        return ours
+        local_end, remote_end = socket.socketpair()
+        with remote_end:
+            self._send_to_fork_server(message, remote_end.fileno())
+        return local_end
 
     def _send_to_fork_server(self, message: dict[str, Any], fd: int | None = None) -> None:
         with suppress(OSError):  # it has exited, which is reported separately
@@ -155,13 +155,13 @@ class Agent:
                 self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Create a folder like the kernel's, and forward its sockets to the kernel's."""
+        """Create a folder like the kernel's, and forward its sockets to those of the kernel."""
         try:
             folder = cleanup.make_folder(self._prefix, processes)
         except StartError as error:
             self._tunnel.send({"refused": str(error)})
             return
-        listeners = {_listen(f"{folder}/{here}"): there for here, there in sockets.items()}
+        listeners = {_listen(f"{folder}/{name}"): target for name, target in sockets.items()}
         threading.Thread(target=self._forward_connections, args=(listeners,), daemon=True).start()
         self._tunnel.send({"folder": folder})
 

@@ -129,7 +129,7 @@ class HostForkClient(ForkClient):
     def __init__(self, tunnel: Tunnel, facts: dict[str, Any]) -> None:
         self.facts, self.mirror = facts, ""
         self.processes_there = "all processes there"  # for messages
-        self._ended = ""  # the reason that the agent has reported
+        self._end_reason = ""  # the reason that the agent has reported
         #: Returns the launcher's current description of the agent.
         self.launcher_details: Callable[[], str] = str
         #: That machine's clock, compared with the local one.
@@ -165,7 +165,7 @@ class HostForkClient(ForkClient):
         if self.closed:
             return "the cluster was stopped."
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
-        lost = self._ended or self._tunnel.reason or "it does not respond"
+        lost = self._end_reason or self._tunnel.reason or "it does not respond"
         return (
             f"{self.host} is lost, together with {self.processes_there}: {lost}. Check the network "
             f"and the machine: distkit doctor --hosts {self.host}{self.launcher_details()}"
@@ -184,7 +184,7 @@ class HostForkClient(ForkClient):
     def _handle_message(self, message: dict[str, Any]) -> None:
         """Handle a message from the agent, or from the fork server there."""
         if "ended" in message:
-            self._ended = message["ended"]
+            self._end_reason = message["ended"]
             return
         for name, data in message.pop("files", {}).items():  # files of a process that exited
             with suppress(OSError):
@@ -236,15 +236,15 @@ class RemoteHost(ProcessHost):
 
     def spec_fields(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of a rank's Spec that describe this machine."""
-        known, first = self.server.facts, hosts[0].server.facts
-        here = super().spec_fields(rank, hosts)
+        facts, first = self.server.facts, hosts[0].server.facts
+        fields = super().spec_fields(rank, hosts)
         return {
-            **here,
-            "environ": known["environ"],
-            "path": [*here["path"], *known["path"]],
+            **fields,
+            "environ": facts["environ"],
+            "path": [*fields["path"], *facts["path"]],
             "port": first["port"],
             "address": first["address"],
-            "interface": known["interface"],
+            "interface": facts["interface"],
             "host": hosts.index(self),
             "hosts": len(hosts),
             "local_rank": self.ranks.index(rank),
@@ -294,8 +294,8 @@ class Fleet:
         self.store = StoreServer(folder)
 
     def _listen(self, endpoint: str, keys: tuple[str, str]) -> Multiplexer:
-        given = self.request.interface
-        listener = given if isinstance(given, socket.socket) else None
+        interface = self.request.interface
+        listener = interface if isinstance(interface, socket.socket) else None
         try:
             return Multiplexer(endpoint, keys, listen=True, accept=self._accept, listener=listener)
         except zmq.ZMQError as error:
@@ -368,7 +368,7 @@ class Fleet:
     def _register(
         self, found: dict[str, list[Any]], arrival: tuple[Tunnel, dict[str, Any]] | str
     ) -> None:
-        """Register a process; the first of each machine is its agent."""
+        """Register a process; the first process of each machine is its agent."""
         if isinstance(arrival, str):
             raise StartError(arrival)
         tunnel, facts = arrival
@@ -377,7 +377,7 @@ class Fleet:
         agents.append(tunnel if agents else HostForkClient(tunnel, facts))
 
     def _allocate(self, found: dict[str, list[Any]]) -> list[RemoteHost]:
-        """Number the ranks machine by machine: in the requested order, or else by name."""
+        """Number the ranks machine by machine, in the requested order or, without one, by name."""
         ranks = self.request.ranks
         counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}
         hosts, begin = [], 0
@@ -424,6 +424,6 @@ def _check_compatible(facts: dict[str, Any]) -> None:
         if facts[what].split(".")[:2] != version.split(".")[:2]:
             raise StartError(
                 f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), but "
-                f"this machine has {version}. Install the same there, or pass another Python: "
+                f"this machine has {version}. Install that version there, or pass another Python: "
                 "remote_python='/path/to/python'."
             )

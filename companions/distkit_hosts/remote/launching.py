@@ -182,12 +182,12 @@ class SSHLaunch(CommandLaunch):
         fail: Callable[[str], None],
     ) -> None:
         _check_options(options, _SSH_OPTIONS, "its ssh connections")
-        ours = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
+        defaults = [word for option in SSH_OPTIONS.split() for word in ("-o", option)]
         # ssh uses the first value of each option
-        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *ours]
+        self._ssh = [*options.get("ssh_cmd", ["ssh"]), *options.get("ssh_args", ()), *defaults]
         self._python = options.get("remote_python", sys.executable)
-        path = {"PYTHONPATH": here} if (here := os.environ.get("PYTHONPATH")) else {}
-        self._environment = {**path, **options.get("environment", {})}
+        import_path = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
+        self._environment = {**import_path, **options.get("environment", {})}
         commands = {host: [*self._command(host), self._python, "-IS", "-"] for host in hosts}
         super().__init__("ssh", commands, kernel, fail)
 
@@ -282,19 +282,19 @@ class BatchLaunch(Launch):
         """Return the job's state and its reason, from squeue; "" for another batch system."""
         ask = ["squeue", "--noheader", "--states=all", "--format=%T %r"]
         with suppress(OSError, subprocess.TimeoutExpired):
-            ran = subprocess.run(
+            result = subprocess.run(
                 [*ask, f"--jobs={self._launcher.job_id}"],
                 capture_output=True,
                 text=True,
                 timeout=10,
                 check=False,
             )
-            return ran.stdout.strip() or ran.stderr.strip()
+            return result.stdout.strip() or result.stderr.strip()
         return ""
 
     def _output(self) -> str:
         """Return the output of the job."""
-        with suppress(OSError):  # the home is not shared
+        with suppress(OSError):  # the home folder is not shared
             return Path(self._launcher.output_file).read_text(errors="replace")
         return ""
 
@@ -320,9 +320,9 @@ def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any
         ) from None
     known = kind.class_traits(config=True)
     options = {**options}
-    on = options.pop("mpi_hosts", {}) if name == "mpi" else {}
+    counts = options.pop("mpi_hosts", {}) if name == "mpi" else {}
     _check_options(options, known, f"ipyparallel's {kind.__name__}")
-    given: dict[str, Any] = {
+    traits: dict[str, Any] = {
         "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
         "profile_dir": folder,
         "work_dir": folder,
@@ -333,13 +333,13 @@ def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any
     }
     if "submit_command" in known:  # otherwise its errors go to the terminal that runs Jupyter
         submit = options.get("submit_command", kind.submit_command.default_args[0])
-        given["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
-        # the machines of a batch system share the home, but no temporary folder
-        given.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
+        traits["submit_command"] = ["sh", "-c", 'exec "$@" 2>&1', submit[0], *submit]
+        # the machines of a batch system share the home folder, but no temporary folder
+        traits.setdefault("output_file", f"{Path.home()}/.{Path(folder).name}.log")
     if name == "mpi":
-        given["work_dir"] = "/"  # MPICH needs a folder that exists on all machines
-        given["mpi_args"] = _mpi_args(options, on)
-    launcher = kind(**given)
+        traits["work_dir"] = "/"  # MPICH needs a folder that exists on all machines
+        traits["mpi_args"] = _mpi_args(options, counts)
+    launcher = kind(**traits)
     launcher.passing = "output_file" not in options
     return launcher
 
@@ -352,22 +352,22 @@ def _check_options(options: Iterable[str], known: Iterable[str], launcher: str) 
         )
 
 
-def _mpi_args(options: dict[str, Any], on: dict[str, int]) -> list[str]:
+def _mpi_args(options: dict[str, Any], counts: dict[str, int]) -> list[str]:
     """Return mpiexec's arguments; Open MPI needs some to pass variables and not to bind cores."""
     command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
-        ran = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True)
     except OSError:
         raise StartError(
             f"{command[0]} is not installed here. Install an MPI (Debian: openmpi-bin), or pass "
             "its command: mpi_cmd=['/opt/mpi/bin/mpiexec']."
         ) from None
-    hosts = ",".join(f"{name}:{n}" for name, n in on.items())
-    if "Open MPI" not in ran.stdout and "OpenRTE" not in ran.stdout:
-        return [*(["-hosts", hosts] if on else []), *(args or ())]
+    hosts = ",".join(f"{name}:{n}" for name, n in counts.items())
+    if "Open MPI" not in result.stdout and "OpenRTE" not in result.stdout:
+        return [*(["-hosts", hosts] if counts else []), *(args or ())]
     path = ["-x", "PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     bind = [] if args and "--bind-to" in args else ["--bind-to", "none"]
-    hosts_args = ["-H", hosts] if on else ["--oversubscribe"] if args is None else []
+    hosts_args = ["-H", hosts] if counts else ["--oversubscribe"] if args is None else []
     return ["-x", AGENT, *path, *bind, *hosts_args, *(args or ())]
 
 

@@ -67,12 +67,12 @@ def request(
         return HostRequest(sum(counts.values()), engines, options=options, **fields)
     raise StartError(
         f"hosts applies only to engines='ssh' and 'mpi'; {engines!r} selects the machines. Leave "
-        "out hosts, or use its own options, such as Slurm's options='--nodelist=alpha,beta'."
+        "out hosts, or use the launcher's options, such as Slurm's options='--nodelist=alpha,beta'."
     )
 
 
 def attached(cluster: Any, **fields: Any) -> HostRequest:
-    """Return the request for an existing cluster's engines, by its client or profile name."""
+    """Return the request for the engines of an existing cluster, given its client or profile."""
     client = launching.connect(cluster) if isinstance(cluster, str) else cluster
     return HostRequest(len(client.ids), "", client, **fields)
 

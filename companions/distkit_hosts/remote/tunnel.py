@@ -4,7 +4,7 @@ A process has one :class:`Multiplexer`, a thread that owns a ZeroMQ socket with 
 kernel's socket listens, and each agent's socket connects to it. Each peer has a :class:`Tunnel`,
 which carries picklable messages in order, and byte streams between a socket here and a socket
 there. Flow control allows :data:`WINDOW` unacknowledged chunks per stream. A connection without
-data for :data:`HEARTBEAT_TIMEOUT` counts as broken, with its tunnel and all its streams. ZeroMQ's
+data for :data:`HEARTBEAT_TIMEOUT` counts as broken, and so do its tunnel and streams. ZeroMQ's
 threads send the heartbeats, so a busy kernel is not considered dead.
 """
 
@@ -83,7 +83,7 @@ class Tunnel:
     def __init__(self, multiplexer: Multiplexer, peer: bytes, first: int) -> None:
         self._multiplexer, self.peer, self._next = multiplexer, peer, first
         self.streams: dict[int, Stream] = {}
-        self.reason = ""  # reason of the loss, if lost
+        self.reason = ""  # why the tunnel was lost, if it was
         # callbacks, called in the multiplexer's thread
         #: Called with each message.
         self.on_message: Callable[[Any], None] = lambda message: None
@@ -127,7 +127,7 @@ class Tunnel:
         self._post(Kind.CLOCK, 0, _TIMES.pack(time.monotonic(), 0, 0))
 
     def handle(self, frames: list[Any]) -> None:
-        """Handle a message of the peer."""
+        """Handle a message from the peer."""
         now = time.monotonic()
         kind, number = _HEAD.unpack(frames[0].bytes)
         stream = self.streams.get(number)
@@ -185,7 +185,7 @@ class Tunnel:
             self._post(Kind.CLOCK, 0, _TIMES.pack(requested, now, time.monotonic()))
 
     def lose(self, reason: str) -> None:
-        """Mark the tunnel as lost: close its streams, and call ``on_lost``."""
+        """Mark the tunnel as lost, close its streams and call ``on_lost``."""
         if self.reason:
             return
         self.reason = reason
@@ -223,8 +223,8 @@ class Multiplexer:
         kind = zmq.ROUTER if listen else zmq.DEALER
         self._socket = open_socket(zmq.Context.instance(), kind, keys)
         # ZeroMQ's own threads send the heartbeats (ZMTP's PING and PONG)
-        half = int(500 * HEARTBEAT_TIMEOUT)  # ms
-        self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = half
+        half_timeout = int(500 * HEARTBEAT_TIMEOUT)  # ms
+        self._socket.heartbeat_ivl = self._socket.heartbeat_timeout = half_timeout
         self.tunnels: dict[bytes, Tunnel] = {}
         self._peers: dict[int, bytes] = {}  # connection -> peer
         self.loop = asyncio.new_event_loop()
@@ -253,14 +253,14 @@ class Multiplexer:
         self._thread.start()
 
     def connect(self) -> Tunnel:
-        """Return the tunnel of a connecting multiplexer; call it before :meth:`start`."""
+        """Return the tunnel of a connecting multiplexer. Call this before :meth:`start`."""
         tunnel = self.tunnels[b""] = Tunnel(self, b"", first=2)
         return tunnel
 
-    def call_soon(self, what: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Schedule a function in the multiplexer's thread."""
         with suppress(RuntimeError):  # it is closed
-            self.loop.call_soon_threadsafe(what)
+            self.loop.call_soon_threadsafe(function)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:
         """Send a message through a tunnel, from the multiplexer's thread."""

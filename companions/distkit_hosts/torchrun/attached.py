@@ -59,18 +59,19 @@ _ENDING = signal.SIGTERM, signal.SIGINT
 #: Time limit for the GPU's pending work at the end of the script [s].
 _GPU_TIMEOUT = 2.0
 
-_here: Attached | None = None
+_current: Attached | None = None
 
 
 def record(folder: str | Path = FOLDER) -> None:
     """Record this rank's communication from now on, with any launcher.
 
-    Call it before ``init_process_group``. Afterwards ``distkit replay FOLDER`` shows all ranks.
-    It has no effect in a rank that is already recorded, or in processes that such a rank starts.
+    Call it before ``init_process_group``. Afterwards, ``distkit replay FOLDER`` shows all ranks.
+    The call has no effect in a rank that is already recorded, or in processes that such a rank
+    starts.
 
     Args:
-        folder: the folder for a file of each rank, created if it does not exist. Ranks of several
-            hosts may share it; otherwise copy their files into one folder afterwards.
+        folder: the folder for the files of all ranks, created if it does not exist. Ranks on
+            several hosts may share it; otherwise, copy their files into one folder afterwards.
 
     Raises:
         StartError: the launcher's environment variables contradict each other, or the folder cannot
@@ -80,11 +81,11 @@ def record(folder: str | Path = FOLDER) -> None:
         >>> import distkit as dk                        # doctest: +SKIP
         >>> dk.hosts.record()                                 # doctest: +SKIP
     """
-    global _here
-    of_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
-    if _here is None and not of_parent and _recorder.current() is None:
+    global _current
+    has_recorded_parent = os.environ.get(_ATTACHED, str(os.getpid())) != str(os.getpid())
+    if _current is None and not has_recorded_parent and _recorder.current() is None:
         launched = detect(os.environ)
-        _here = Attached(launched, Path(folder).absolute())
+        _current = Attached(launched, Path(folder).absolute())
         if launched.launcher != "none":  # otherwise this process may start ranks
             os.environ[_ATTACHED] = str(os.getpid())
 
@@ -175,12 +176,12 @@ class Attached:
         }
         for file in {line.rpartition(":")[0] for line in lines} - self._sources:
             self._sources.add(file)
-            # otherwise it is not a file
+            # names that are not files have no text
             if text := "".join(linecache.getlines(file))[:_MAX_SOURCE]:
                 self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:
-        """Record that the rank runs, and the number of lost events."""
+        """Record that the rank is running, and the number of lost events."""
         lost = self._recorder.dropped + self._file.lost
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         losses = lost, self._recorder.without_values, dict(self._recorder.unrecorded), cuda
@@ -217,8 +218,8 @@ class Attached:
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        users = [f for f in traceback.extract_stack(frame) if is_user_file(f.filename)]
-        lines = traceback.format_list(users)
+        frames = [f for f in traceback.extract_stack(frame) if is_user_file(f.filename)]
+        lines = traceback.format_list(frames)
         self._end = "released", "", ""
         self._at_exit()
         report = "".join([*lines, f"Released: {why}\n"])
@@ -253,7 +254,7 @@ class Attached:
         """Make faulthandler log the signal that ends the rank, even during a C++ call.
 
         The effect of the signal is unchanged. Only the frames of the thread that receives the
-        signal are written, because reading those of a running thread can crash the process.
+        signal are written, because reading the frames of a running thread can crash the process.
         """
         self._logs_crashes = not faulthandler.is_enabled()
         if self._logs_crashes:
@@ -352,7 +353,7 @@ class _Flusher(Flusher):
         super().__init__(recorder, emit, pack=list)
 
     def flush(self, last: bool = False) -> None:
-        """Write the collected rows and record that the rank runs."""
+        """Write the collected rows and record that the rank is running."""
         super().flush(last)
         self._heartbeat()
 
@@ -380,8 +381,8 @@ def main(argv: list[str]) -> None:
             _recorder.add_user_file(command[0])
             run_script(Path(command[0]), command[1:])
     except BaseException as error:
-        if _here is not None:
-            _here.record_exception(error)
+        if _current is not None:
+            _current.record_exception(error)
         raise
 
 

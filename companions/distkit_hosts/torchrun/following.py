@@ -1,7 +1,7 @@
 """Follow a run of another launcher through the files that its ranks write, and control its ranks.
 
 The files contain the events of all ranks, on this machine and on others. Ranks on this machine can
-also be paused and ended, through their sockets.
+also be paused and stopped through their sockets.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _missing(ranks: Mapping[int, Record]) -> str:
 
 
 def _latest_attempt(folder: Path) -> dict[int, Record]:
-    """Return the ranks with known numbers of the latest attempt in a folder."""
+    """Return the latest attempt in a folder, without ranks whose numbers are not known yet."""
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
@@ -161,11 +161,11 @@ class Following(Run):
             StepError: a rank has ended, is on another machine, or has no socket.
             RunError: a rank does not respond.
         """
-        blocked = self._obstacles()
-        if blocked:
+        obstacles = self._obstacles()
+        if obstacles:
             raise StepError(
-                f"{self.name} cannot be stepped through from here: {named(blocked)} "
-                f"{joined(sorted({*blocked.values()}))}. All ranks must run on the notebook's "
+                f"{self.name} cannot be stepped through from here: {named(obstacles)} "
+                f"{joined(sorted({*obstacles.values()}))}. All ranks must run on the notebook's "
                 "machine, as the same user; views and findings need only the folder."
             )
         self._control.connect(self.ranks)
@@ -187,8 +187,8 @@ class Following(Run):
         Raises:
             RunError: no rank is on this machine, or one does not respond.
         """
-        blocked = self._obstacles()
-        local = [rank for rank in self.ranks if rank not in blocked]
+        obstacles = self._obstacles()
+        local = [rank for rank in self.ranks if rank not in obstacles]
         if not local:
             raise RunError(
                 f"no rank of {self.name} can be reached: they have ended, or are on other "
@@ -206,9 +206,9 @@ class Following(Run):
 
     def _poll(self) -> None:
         while self._attached.waiting and not self.finished:
-            began = time.monotonic()
+            start = time.monotonic()
             self._attached.poll()
-            time.sleep(max(POLL_INTERVAL, READ_MULTIPLE * (time.monotonic() - began)))
+            time.sleep(max(POLL_INTERVAL, READ_MULTIPLE * (time.monotonic() - start)))
         self._control.close()
 
 
@@ -285,12 +285,12 @@ class AttachedRun(Conductor):
         return self._grown_at[rank] == now
 
     def _end(self, rank: int, record: Record) -> None:
-        """Record the end of a rank, unless it may still be running."""
+        """Record the end of a rank unless the rank may still be running."""
         end = merge.end_of(record)
         if end is not None:
             self.records[rank] = record
             self._add(rank, record.rows[self.live.rows[rank] :])
-            self.add_outcome(_outcome(rank, end, ended=rank in self._killed_ranks))
+            self.add_outcome(_outcome(rank, end, killed=rank in self._killed_ranks))
 
     def _add(self, rank: int, rows: list[Any]) -> None:
         self.handle_event(rank, "rows", (len(rows), encode_rows(rows)))
@@ -299,12 +299,12 @@ class AttachedRun(Conductor):
         self._wait_until(lambda: self._interrupted or not self.waiting)
         if self.waiting:
             super()._release(controller)
-        self._wait_until(lambda: not self.waiting)  # the launcher ends those on other machines
+        self._wait_until(lambda: not self.waiting)  # the launcher ends the ranks elsewhere
 
 
-def _outcome(rank: int, end: RankEnd, *, ended: bool) -> Outcome:
-    """Return the outcome of a rank with this end; ``ended`` means that this process killed it."""
-    if ended and end.how == "died":
+def _outcome(rank: int, end: RankEnd, *, killed: bool) -> Outcome:
+    """Return the outcome of a rank with this end; ``killed`` means that this process killed it."""
+    if killed and end.how == "died":
         return Outcome(rank, error=Failure("Released", released=True))
     if end.how == "died":
         return Outcome(rank, died=end.text)

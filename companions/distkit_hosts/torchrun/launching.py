@@ -18,12 +18,12 @@ from distkit.cluster.processes.cleanup import die_with_parent
 from distkit.errors import StartError
 
 #: Launchers other than torchrun; their command names Python after their own options.
-_OTHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
+_OTHER_LAUNCHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
 
 #: Options of Python that have a value.
-_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
+_VALUE_OPTIONS = {"-W", "-X", "--check-hash-based-pycs"}
 
 #: Signals forwarded to the launcher.
 _FORWARDED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -36,7 +36,7 @@ def is_launcher(command: Sequence[str]) -> bool:
     (True, False)
     """
     name = Path(command[0]).name
-    return name == "torchrun" or name in _OTHERS or _PYTHON.fullmatch(name) is not None
+    return name == "torchrun" or name in _OTHER_LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
 def with_recorder(command: Sequence[str], folder: str | Path) -> list[str]:
@@ -56,11 +56,11 @@ def with_recorder(command: Sequence[str], folder: str | Path) -> list[str]:
     """
     attach = ["-m", "distkit_hosts.torchrun.attached", str(folder)]
     for index, word in enumerate(command, 1):
-        before, after, name = [*command[:index]], [*command[index:]], Path(word).name
+        prefix, arguments, name = [*command[:index]], [*command[index:]], Path(word).name
         if name == "torchrun":
-            return before + _record_torchrun(after, attach)
+            return prefix + _record_torchrun(arguments, attach)
         if _PYTHON.fullmatch(name):
-            return before + _record_python(after, attach)
+            return prefix + _record_python(arguments, attach)
     raise _recording_error("it does not start Python")
 
 
@@ -84,7 +84,7 @@ def _record_torchrun(arguments: list[str], attach: list[str]) -> list[str]:
 def _record_python(arguments: list[str], attach: list[str]) -> list[str]:
     index, stop = 0, ("-m", "-c", "-")
     while index < len(arguments) and (arg := arguments[index]).startswith("-") and arg not in stop:
-        index += 1 + (arg in _WITH_VALUE)
+        index += 1 + (arg in _VALUE_OPTIONS)
     options, script = arguments[:index], arguments[index:]
     if script[:1] == ["-m"] and script[1:2] and script[1] in _TORCHRUN:
         return [*options, *script[:2], *_record_torchrun(script[2:], attach)]
@@ -103,7 +103,7 @@ def _recording_error(why: str) -> StartError:
 def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
     """Run a launcher and return its exit status as a shell does.
 
-    It runs in a separate session, so that each signal reaches it once, from this process.
+    The launcher runs in a separate session, so that each signal reaches it once, from this process.
 
     Args:
         command: the launcher with its arguments.
@@ -126,10 +126,10 @@ def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
         if len(signals) == 1:
             on_signal()
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    handlers = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         status = process.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status

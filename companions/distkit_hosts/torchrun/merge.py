@@ -1,4 +1,4 @@
-"""Merge the files of ranks, of one host or of several, into one trace.
+"""Merge the files of ranks on one or several hosts into one trace.
 
 The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
 messages between them and, where messages provide no bound, by their wall clocks.
@@ -32,7 +32,7 @@ RECENT = 2.0
 
 
 def merged_trace(records: Sequence[Record], kind: type[Log]) -> Log:
-    """Merge the files of the ranks of a run; if there are several runs, the latest.
+    """Merge the files of the ranks of a run, or of the latest run if there are several.
 
     Args:
         records: the results of :func:`distkit_hosts.torchrun.rankfile.read`.
@@ -87,7 +87,7 @@ def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
 
 
 def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
-    """Return whether a rank, no older than those of an attempt, belongs to that attempt."""
+    """Return whether a rank belongs to an attempt whose known ranks did not start later."""
     others = attempt.values()
     if record.rank in attempt or any(r.world_size != record.world_size for r in others):
         return False
@@ -96,7 +96,7 @@ def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
 
 
 def _launcher(record: Record) -> tuple[Any, ...]:
-    """Return the identity of the process that starts a rank, and with torchrun restarts it.
+    """Return the identity of the process that starts a rank and, with torchrun, restarts it.
 
     Hosts that share a kernel share its clock, and their pids may coincide.
     """
@@ -120,7 +120,7 @@ def _end_time(record: Record) -> float:
 
 
 class Clocks:
-    """The offsets of the hosts' clocks from that of the first rank."""
+    """The offsets of the hosts' clocks from the clock of the first rank."""
 
     def __init__(self, ranks: Mapping[int, Record]) -> None:
         hosts, assumed = dict[str, str](), dict[str, float]()
@@ -206,7 +206,7 @@ def _events(rank: int, record: Record, ahead: float = 0.0) -> Sequence[Event]:
 
 @lru_cache(4096)
 def _source_line(folder: str, where: str) -> str:
-    """Return a source line with the path below the current folder, or else the file's name."""
+    """Return a source line with the path relative to the folder, or only the name of the file."""
     file, _, line = where.rpartition(":")
     return f"{_label(folder, file)}:{line}" if file else where
 
@@ -226,10 +226,10 @@ def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 def waits(record: Record, clocks: Clocks) -> list[Wait]:
     """Return the wait of a running rank, shortened by the possible error of its clock."""
-    found, clock = record.latest("beat", (0, 0, None))[2], clocks.offset_of(record)
-    if found is None or clock.error is None or end_of(record):
+    wait, clock = record.latest("beat", (0, 0, None))[2], clocks.offset_of(record)
+    if wait is None or clock.error is None or end_of(record):
         return []
-    seqs, since, until = found
+    seqs, since, until = wait
     return [Wait(seqs, since - clock.ahead + clock.error, until - clock.ahead - clock.error)]
 
 
@@ -238,7 +238,7 @@ def _raising(record: Record) -> Raising:
     return Raising(seq, text, _source_line(record.about["folder"], where))
 
 
-#: faulthandler's names for signals of crashes.
+#: The signals of crashes, by the start of faulthandler's message.
 _CRASHES = {
     "Aborted": "SIGABRT",
     "Segmentation fault": "SIGSEGV",
@@ -253,7 +253,7 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
 
     Args:
         record: the record of the rank.
-        ahead: how far its clock is ahead [s].
+        ahead: how far the clock of the rank is ahead [s].
     """
     if "end" in record.notes:
         how, text, where, ended = record.latest("end")

@@ -1,9 +1,9 @@
 """Read and write the record of one rank, a file that is readable even after a crash.
 
-The first line names the format. Named facts follow, first ``about``, then mostly ``rows``, as
-msgpack with length and checksum, so that a fact truncated by a crash is detected. Reading a file
-executes nothing. Events reach the file a few tenths of a second after they occur. Until then they
-are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's
+The first line names the format. Named facts follow: first ``about``, then mostly ``rows``. Each is
+msgpack with a length and a checksum, so that a fact truncated by a crash is detected. Reading a
+file executes nothing. Events reach the file a few tenths of a second after they occur. Until then,
+they are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's
 report of the signal that killed the rank. A rank that exits normally removes both files.
 """
 
@@ -64,18 +64,20 @@ def is_here(about: Mapping[str, Any]) -> bool:
     return bool(about["clock"] == clock() and about["pid_namespace"] == pid_namespace())
 
 
-def is_running(pid: int, before: float = float("inf")) -> bool:
+def is_running(pid: int, latest_start: float = float("inf")) -> bool:
     """Return whether a process is running.
 
     Args:
-        pid: its number.
-        before: the latest possible start time, by the wall clock [s].
+        pid: the process's id.
+        latest_start: the latest possible start time, by the wall clock [s].
     """
     import psutil  # on first use: ranks do not need it
 
     try:
         process = psutil.Process(pid)
-        return bool(process.create_time() <= before and process.status() != psutil.STATUS_ZOMBIE)
+        return bool(
+            process.create_time() <= latest_start and process.status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.NoSuchProcess:
         return False
 
@@ -93,7 +95,7 @@ class RankFile:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.lost, self._count = path, 0, 0
-        self._file, self._writing = path.open("xb", buffering=0), threading.Lock()
+        self._file, self._write_lock = path.open("xb", buffering=0), threading.Lock()
         self._file.write(MAGIC)
         self.note("about", about)
 
@@ -107,14 +109,14 @@ class RankFile:
 
     def close(self) -> None:
         """Close the file."""
-        with self._writing:
+        with self._write_lock:
             self._file.close()
 
     def note(self, name: str, value: Any) -> None:
         """Add a fact, unless an earlier one failed."""
         packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
-        with self._writing:
+        with self._write_lock:
             if self._file.closed:
                 return
             try:
@@ -138,12 +140,12 @@ class Record:
         about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (its pid), ``pid_namespace``
             (pids are unique within one), ``launcher``, ``clock`` (equal for processes with the
             same monotonic clock), ``began`` (the monotonic and the wall clock at the start [s]),
-            ``folder`` (the current one), ``program``, ``socket`` (the path of its socket, "" for
-            none).
+            ``folder`` (the current folder), ``program``, ``socket`` (the path of its socket, or ""
+            if it has none).
         rows: the events.
         notes: the facts by name, in order.
         fault: faulthandler's report of the received signals.
-        is_growing: whether the rank is known to run.
+        is_growing: whether the rank is known to be running.
         size: the part of the file that has been read [bytes].
     """
 
@@ -156,7 +158,7 @@ class Record:
     size: int = len(MAGIC)
 
     def update(self) -> list[tuple[str, Any]]:
-        """Read the rest of the file, and return its facts, with the events of each ``rows``.
+        """Read the rest of the file and return its facts, with the events of each ``rows``.
 
         Raises:
             TraceFileError: the file is damaged.
@@ -184,12 +186,12 @@ class Record:
             self.notes.setdefault(name, []).append(value)
 
     def latest(self, name: str, default: Any = None) -> Any:
-        """Return the latest fact of a name."""
+        """Return the latest fact with a name."""
         return self.notes[name][-1] if name in self.notes else default
 
     @property
     def rank(self) -> int:
-        """The rank in the process group, or else that of the launcher."""
+        """The rank in the process group or, before there is one, the launcher's rank."""
         return int(self.latest("world", (self.about["rank"],))[0])
 
     @property
@@ -221,7 +223,7 @@ def _is_rank_file(path: Path) -> bool:
 
 
 def read(path: Path) -> Record:
-    """Read the file of a rank, and those next to it.
+    """Read the file of a rank and the files next to it.
 
     Raises:
         TraceFileError: the file is of another kind or version.
