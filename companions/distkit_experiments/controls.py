@@ -60,7 +60,7 @@ class Settings:
             )
 
     def complete(self, **changed: Any) -> dict[str, Any]:
-        """Return the values of one run: ``changed`` values, and the controls' values for the rest.
+        """Return the values of one run: the controls' values, updated with ``changed``.
 
         Raises:
             TypeError: a parameter is unknown.
@@ -229,7 +229,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
 
     Args:
         name: the parameter.
-        abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, a text,
+        abbreviation: (low, high) or (low, high, step), a list or dict of choices, a bool, a string,
             or a widget; for the ranks, also a single number.
         default: the initial value; EMPTY for the middle of the range.
 
@@ -243,7 +243,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f"{name}={abbreviation!r} is not a control: {error} Use a range (8, 128), choices "
-            '["ring", "gloo"], True or False, a text, or a widget.'
+            '["ring", "gloo"], True or False, a string, or a widget.'
         ) from None
     for value in control.choices or [x for x in (control.low, control.high) if math.isfinite(x)]:
         check_reserved(name, value)

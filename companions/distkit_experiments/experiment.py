@@ -129,8 +129,8 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
     return run.finished
 
 
-#: The event is set when the kernel exits: the kernel's IO thread has ended, so messages from two
-#: threads would be interleaved.
+#: The event is set when the kernel exits. The kernel's IO thread has then ended, so messages from
+#: two threads would be interleaved.
 _update_lock, _exiting = threading.RLock(), threading.Event()
 
 _cell_experiments = CellRegistry(lambda experiment: experiment.close())
@@ -162,8 +162,8 @@ class Experiment:
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 
-    Steps marked with ``dk.mark("step")`` or recorded by :func:`~distkit.watch_gradients` are
-    counted next to the progress bar.
+    Steps that are marked with ``dk.mark("step")`` or recorded by :func:`~distkit.watch_gradients`
+    are counted next to the progress bar.
 
     Args:
         fn: the function, called on every rank with the controls' values as keyword arguments.
@@ -238,7 +238,7 @@ class Experiment:
         The Stop button, Ctrl-C and :meth:`stop` end the sweep; finished runs are kept.
 
         Args:
-            values: a list per parameter, or one value.
+            values: a list or a single value for each parameter.
 
         Raises:
             TypeError, ValueError, ClusterError, RankError, …: as in :meth:`run`; nothing runs if
@@ -266,7 +266,7 @@ class Experiment:
     def close(self) -> None:
         """Interrupt the run and remove the panel from the page.
 
-        A static table and plot of the runs remain. A given cluster is not stopped.
+        A static table and plot of the runs remain. A cluster that was passed is not stopped.
         """
         self.stop()
         self._closed = True
@@ -479,14 +479,14 @@ class Experiment:
             return
         from IPython.display import display
 
-        bar, before = Bar(self.stop), len(self.records)
+        bar, previous = Bar(self.stop), len(self.records)
         handle = display(bar.widget, display_id=True)
         self._watchers.append(bar.refresh)
         try:
             yield
         finally:
             self._watchers.remove(bar.refresh)
-            new = self.records[before:] if keep else []
+            new = self.records[previous:] if keep else []
             html, text = (
                 results.static_html(self.name, new, results.to_svg(new)) if new else ("", "")
             )
@@ -506,7 +506,7 @@ def sweep(
     Args:
         fn: the function, called on every rank; numbers that rank 0 returns become columns.
         cluster: the cluster for runs with its number of ranks; other runs start their own clusters.
-        values: a list per parameter, or one value.
+        values: a list or a single value for each parameter.
 
     Returns:
         One row per combination: parameters, seconds, waiting, messages, bytes, values of rank 0,

@@ -85,9 +85,9 @@ class RunButton(anywidget.AnyWidget):
         self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}  # the index for choices
         self.click = run
         super().__init__(controls=[*self._synced.items()])
-        self.on_msg(self._clicked)
+        self.on_msg(self._handle_click)
 
-    def _clicked(self, _: Any, content: Mapping[str, Any], __: Any) -> None:
+    def _handle_click(self, _: Any, content: Mapping[str, Any], __: Any) -> None:
         for control, state in zip(self._synced, content["shown"], strict=True):
             control.set_state(state)
         self.click()

@@ -89,11 +89,11 @@ class Record:
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
     """Return the record of a finished run; ``steps`` is the number of completed steps, if known."""
     columns = Columns(run.trace)
-    summary, waited = columns.frame, measures(columns)
+    summary, measurements = columns.frame, measures(columns)
     measured = {
         SECONDS: run.seconds,
         **({"completed steps": steps, "seconds per step": run.seconds / steps} if steps else {}),
-        "waiting": waited["waiting"] * waited["seconds"],
+        "waiting": measurements["waiting"] * measurements["seconds"],
         "messages": summary["messages"],
         "collectives": summary["collectives"],
         "bytes": summary["message_bytes"] + summary["collective_bytes"],
@@ -145,7 +145,7 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
-    """Return the formatted runs, latest first; for several runs, only columns that differ."""
+    """Return the formatted runs, latest first; for several runs, only columns with differences."""
     names = dict.fromkeys(name for r in records for name in r.parameters)
     failed = [OUTCOME] * any(r.outcome for r in records)
     cells = {
@@ -227,7 +227,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     series: dict[str, list[Record]] = defaultdict(list)
     for r in successful:
         labels = (
-            f"{n}={_shortened(format_value(n, r.parameters.get(n)))}" for n in names if n != axis
+            f"{n}={_shorten(format_value(n, r.parameters.get(n)))}" for n in names if n != axis
         )
         series[", ".join(labels)].append(r)
     lines = min(len(series), MAX_NAMED) * (len(series) > 1)
@@ -275,7 +275,7 @@ def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], fl
     """Set up the x axis for these values; return a function that maps a value to its position."""
     if not all(map(is_number, values)):
         labels = [*dict.fromkeys(map(format_plain, values))]
-        axes.set_xticks(range(len(labels)), map(_shortened, labels))
+        axes.set_xticks(range(len(labels)), map(_shorten, labels))
         return lambda value: labels.index(format_plain(value))
     if values and 0 < min(values) <= max(values) / 8:
         axes.set_xscale("log", base=10 if any(isinstance(x, float) for x in values) else 2)
@@ -284,7 +284,7 @@ def _axis(axes: Axes, values: Sequence[Any], against: str) -> Callable[[Any], fl
     return float
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     """Shorten a name to at most MAX_LABEL characters."""
     return name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
 
