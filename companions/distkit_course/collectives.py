@@ -22,7 +22,7 @@ Call = Callable[[Callable[..., object], int, int, int], Tensor]
 #: The expected values of a rank: ``f(rank, n, length)``.
 Expected = Callable[[int, int, int], Tensor]
 
-#: The values of a rank after a call, and those of the returned tensor, if any.
+#: The values of a rank after a call, and the values of the returned tensor, if any.
 Outcome = tuple[list[float], list[float] | None]
 
 #: World sizes and lengths to test, including odd numbers and fewer elements than ranks. One rank is
@@ -35,7 +35,7 @@ N, LENGTH = 4, 1024
 
 @dataclass(frozen=True)
 class CollectiveTrial:
-    """Tests a collective on real ranks and compares its cost with that of the best algorithm.
+    """Tests a collective on real ranks and compares its cost with the best algorithm.
 
     Args:
         algorithm: the reference for messages, bytes and rounds.
@@ -85,15 +85,15 @@ class CollectiveTrial:
 
     def _is_attempted(self, n: int, results: list[list[Outcome]], trace: Trace) -> bool:
         """Return whether the answer changes a value or sends a message."""
-        before = [
+        initial = [
             [self.call(lambda *_: None, rank, n, length).tolist() for length in LENGTHS]
             for rank in range(n)
         ]
-        after = [[got for got, _ in outcomes] for outcomes in results]
-        return after != before or bool(trace.messages)
+        final = [[got for got, _ in outcomes] for outcomes in results]
+        return final != initial or bool(trace.messages)
 
     def _costs(self, trace: Trace) -> Iterator[Criterion]:
-        """Compare messages, bytes and rounds with the algorithm's."""
+        """Compare messages, bytes and rounds with those of the algorithm."""
         best, sent = self.algorithm, measured(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
         required = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)

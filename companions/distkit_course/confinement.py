@@ -35,7 +35,7 @@ def confine() -> None:
     limit_memory(MEMORY)
     if sys.platform == "linux" and os.getuid():
         _limit_processes(_threads() + PROCESSES)
-    sys.stdout, sys.stderr = _Bounded(sys.stdout), _Bounded(sys.stderr)
+    sys.stdout, sys.stderr = _BoundedStream(sys.stdout), _BoundedStream(sys.stderr)
 
 
 def limit_memory(extra: int) -> None:
@@ -45,7 +45,7 @@ def limit_memory(extra: int) -> None:
 
 
 def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
-    """Lower a soft and hard limit; ``margin`` is their distance, from warning signal to kill."""
+    """Lower a soft limit (warning signal) and a hard limit (kill) that differ by ``margin``."""
     _, hard = resource.getrlimit(resource_id)
     soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(
@@ -55,12 +55,12 @@ def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
 
 def _limit_processes(limit: int) -> None:
     """Limit the number of processes, unless other containers already exceed the limit."""
-    before = resource.getrlimit(resource.RLIMIT_NPROC)
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, before[1]))
+    previous = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, previous[1]))
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
-        resource.setrlimit(resource.RLIMIT_NPROC, before)
+        resource.setrlimit(resource.RLIMIT_NPROC, previous)
     else:
         _limit(resource.RLIMIT_NPROC, limit)
 
@@ -74,7 +74,7 @@ def _threads() -> int:
     return sum(info["num_threads"] or 0 for info in own_processes)
 
 
-class _Bounded:
+class _BoundedStream:
     """A text stream that raises OSError after PRINTED characters."""
 
     def __init__(self, stream: TextIO) -> None:

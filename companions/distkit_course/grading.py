@@ -1,7 +1,7 @@
 """Grading of submissions, each in a separate judge process; this process writes the reports.
 
 A judge sends plain values. Its report is written after the judge and all processes of the
-submission have ended. At the end all reports are written again from memory, so that no submission
+submission have ended. At the end, all reports are written again from memory, so that no submission
 can change another's report.
 """
 
@@ -128,21 +128,21 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
         raise DistkitError(
             f"exercise {unknown[0]!r} does not exist. Available: {', '.join(TASKS)}."
         )
-    written, folder = dict[Path, bytes](), folder.resolve()
+    all_files, folder = dict[Path, bytes](), folder.resolve()
     paths = [path.resolve() for path in submissions]  # a submission may remove the current folder
     for path, title in zip(paths, titles(submissions), strict=True):
         report = Report(title)
         _judge(path, report, names)
         files = {folder / name: content for name, content in report.files().items()}
-        written |= files
+        all_files |= files
         with suppress(OSError):  # for example a full disk; retried at the end
             _write(files)
         yield report
-    _write(written)
+    _write(all_files)
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; if a judge dies in an exercise, start another for the remaining ones."""
+    """Judge a submission; if a judge dies in an exercise, start another judge for the others."""
     pending = [*names]
     while True:
         current, read_error = "", "its judge exited while reading it"
@@ -174,7 +174,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
     adopt_orphans()
     parent_end, judge_end = socket.socketpair()
     parent_end.settimeout(TIMEOUT)
-    channel, before = Channel(parent_end), children()
+    channel, previous_children = Channel(parent_end), children()
     with judge_end:
         process = subprocess.Popen(
             imports.python_command(*_JUDGE, judge_end.fileno(), submission, *names),
@@ -194,7 +194,7 @@ def _judge_messages(submission: Path, names: Sequence[str]) -> Iterator[Any]:
             process.wait(END_TIMEOUT)
         process.kill()
         process.wait()
-        _end_orphans(exclude=before)
+        _end_orphans(exclude=previous_children)
         adopt_orphans(False)
 
 

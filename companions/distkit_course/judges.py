@@ -1,8 +1,8 @@
 """Tests of answers, each on separate ranks.
 
 :class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
-the number of messages of its busiest rank. :class:`FasterThan` compares its time with that of a
-naive program.
+the number of messages of its busiest rank. :class:`FasterThan` compares the times of an answer and
+a naive program.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def run_answer(
         NotAttempted: the answer is a stub.
         WrongAnswer: the run failed.
     """
-    named = partial(_run_confined, program, *arguments)
-    named.__name__ = name_of(answer)  # type: ignore[attr-defined]
+    wrapper = partial(_run_confined, program, *arguments)
+    wrapper.__name__ = name_of(answer)  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CommunicationWarning)
-            run = _run(named, n)
+            run = _run(wrapper, n)
         for text in [str(w.message) for w in caught if w.category is CommunicationWarning]:
             if "its limits" not in text:
                 raise WrongAnswer(f"on {count(n, 'rank')}: {text}", run.trace)
@@ -177,8 +177,8 @@ def read_only(answer: Answer) -> Answer:
     """Return an answer that raises an error if it modifies an argument."""
 
     def call(*arguments: Any) -> Any:
-        before, result = values.pack(arguments), answer(*arguments)
-        if values.pack(arguments) != before:
+        packed, result = values.pack(arguments), answer(*arguments)
+        if values.pack(arguments) != packed:
             raise WrongAnswer("the arguments must not change: use a copy, as clone and sorted do")
         return result
 
@@ -311,14 +311,14 @@ class Program:
     def _run_and_compare(self, answer: Answer, n: int) -> Trace:
         run = run_answer(_call_on_rank, answer, n, self.call, answer)
         all_expected = [self.expected(rank, n) for rank in range(n)]
-        untouched = [self.call(lambda *_: None, rank, n) for rank in range(n)]
-        if same(run.results, untouched) and not run.trace.spans:
+        initial = [self.call(lambda *_: None, rank, n) for rank in range(n)]
+        if same(run.results, initial) and not run.trace.spans:
             raise NotAttempted
         for rank, (result, expected) in enumerate(zip(run.results, all_expected, strict=True)):
             if not same(result, expected):
                 why = (
                     f"nothing is written into {self.into}: use += or copy_, which work in place"
-                    if self.into and same(result, untouched[rank])
+                    if self.into and same(result, initial[rank])
                     else self.why(run.results, all_expected)
                 )
                 raise WrongAnswer(
@@ -370,7 +370,7 @@ BUSY = 1.5
 
 @dataclass(frozen=True)
 class FasterThan:
-    """Compares the time of an answer with that of a naive program, in pairs of runs.
+    """Compares the times of an answer and a naive program, in pairs of runs.
 
     Args:
         call: a function that calls a program on rank ``rank`` of ``n``.

@@ -54,7 +54,7 @@ _TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 class Comparison:
     """The comparison of a guess with the answer. It is true if the guess is right.
 
-    ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
+    ``status`` is "pass", "close" (a number within 10%), "fail" or "unknown" (no guess).
     """
 
     question: str
@@ -188,7 +188,7 @@ class Prediction(StaticForm):
         elif isinstance(actual, str):
             verdict = _compare_text(self.guess, actual)
         else:
-            verdict = _compare_numbers(_matching(self.guess, actual), actual)
+            verdict = _compare_numbers(_best_reading(self.guess, actual), actual)
         guess, answer = (
             None if self.guess is None else _format(self.guess),
             f"{_format(actual)} {unit}".rstrip(),
@@ -200,7 +200,7 @@ class Prediction(StaticForm):
     def _choice(self, value: object, label: str) -> str:
         if not (text := _format(value)):
             raise DistkitError(_CHOICE_NEEDED)
-        matches = [c for c in self.choices if _normalized(c) == _normalized(text)]
+        matches = [c for c in self.choices if _normalize(c) == _normalize(text)]
         if not matches:
             raise DistkitError(
                 f"{label} {text!r} is not one of the choices: {_join(self.choices)}."
@@ -265,7 +265,7 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
     Args:
         question: the question. Without choices, it asks for one or several numbers, or for two if
             it contains the words "two numbers".
-        choices: the possible answers, numbers or texts; None for any number.
+        choices: the possible answers, numbers or strings; None for any number.
 
     Raises:
         DistkitError: there are fewer than two choices, or two are equal.
@@ -279,7 +279,7 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
       ✗             twice the answer
     """
     options = [_format(c) for c in choices or ()]
-    if choices is not None and len({*map(_normalized, options)}) < max(2, len(options)):
+    if choices is not None and len({*map(_normalize, options)}) < max(2, len(options)):
         raise DistkitError(f"{question!r} needs two or more different choices; got {options}.")
     prediction, cell_id = Prediction(question, options), running_cell_id()
     if cell_id is None:
@@ -298,7 +298,7 @@ def _plain(value: Any) -> Value:
     """Convert numpy and torch values to plain Python.
 
     Raises:
-        DistkitError: the value is not a number, a text, or a list of these.
+        DistkitError: the value is not a number, a string, or a list of these.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, bool):
@@ -314,7 +314,7 @@ def _plain(value: Any) -> Value:
             return items  # type: ignore[return-value]
     raise DistkitError(
         f"{value!r} ({type(value).__name__}) cannot be compared. "
-        "Pass a number, a text, or a list of these."
+        "Pass a number, a string, or a list of these."
     )
 
 
@@ -337,7 +337,7 @@ def _number(word: str) -> float | None:
 
 
 def _readings(guess: Value) -> list[list[float]]:
-    """Return the numbers in a guess, for both meanings of commas: within and between numbers.
+    """Return the numbers in a guess, with commas read as part of numbers and as separators.
 
     >>> _readings("1,024 bytes"), _readings([0, "4 ms"])
     ([[1024], [1, 24]], [[0, 4]])
@@ -371,8 +371,8 @@ def _validate(guess: Value, question: str) -> Value:
     return guess
 
 
-def _matching(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
-    """Return the interpretation of a guess with as many numbers as the answer, or the first one."""
+def _best_reading(guess: Value, actual: float | Sequence[float | str]) -> list[float]:
+    """Return the reading of a guess with as many numbers as the answer, or the first reading."""
     length = 1 if isinstance(actual, int | float) else len(actual)
     readings = _readings(guess)
     return next((numbers for numbers in readings if len(numbers) == length), readings[0])
@@ -404,7 +404,7 @@ def _format(value: object) -> str:
     return ", ".join(map(_format, value)) if isinstance(value, list | tuple | range) else str(value)
 
 
-def _normalized(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
@@ -416,7 +416,7 @@ def _join(choices: Sequence[str]) -> str:
 
 
 def _compare_text(guess: Value, actual: Value) -> tuple[str, str]:
-    if _normalized(_format(guess)) == _normalized(_format(actual)):
+    if _normalize(_format(guess)) == _normalize(_format(actual)):
         return PASS, "exactly right"
     return FAIL, "not what you expected"
 

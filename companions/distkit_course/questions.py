@@ -45,9 +45,9 @@ def sections(file: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     text = Path(content.__file__).with_name(file).read_text(encoding="utf-8")
     for lesson in re.split(r"^## ", text, flags=re.M)[1:]:
         head, *parts = re.split(r"^### ", lesson, flags=re.M)
-        name, _, below = head.partition("\n")
+        name, _, intro = head.partition("\n")
         titled = (part.partition("\n") for part in parts)
-        yield name.strip(), below, [(title.strip(), body) for title, _, body in titled]
+        yield name.strip(), intro, [(title.strip(), body) for title, _, body in titled]
 
 
 def _question(name: str, body: str) -> Question:

@@ -2,7 +2,8 @@
 
 Example::
 
-    dk.concept_check("01_messages")                 # shows its view and five questions
+    check = dk.concept_check("01_messages")
+    check                                           # shows a picture and five questions
     check.answer(1, "rank 2")                       # answers question 1 in code
 """
 
@@ -100,7 +101,8 @@ class ConceptCheck(StaticForm):
         """Answer a question, counted from 1, with one of its choices; return the verdict.
 
         Raises:
-            DistkitError: the question or choice does not exist, or it has been answered.
+            DistkitError: the question or choice does not exist, or the question has already been
+                answered.
         """
         if number not in range(1, len(self._predictions) + 1):
             raise DistkitError(
@@ -131,11 +133,11 @@ class ConceptCheck(StaticForm):
     # -- display -------------------------------------------------------------------------
 
     def _picture(self) -> dict[str, object]:
-        done = len(self._verdicts) == len(self._predictions)
+        complete = len(self._verdicts) == len(self._predictions)
         return {
             "questions": [prediction._picture() for prediction in self._predictions],
             "score": self.score,
-            "again": done and not all(self._verdicts.values()),
+            "again": complete and not all(self._verdicts.values()),
         }
 
     def _submit(self, message: Mapping[str, Any]) -> None:

@@ -109,10 +109,10 @@ def _cell(text: str) -> _Cell:
     try:
         tree = ast.parse("\n".join(map(_without_magic, text.split("\n"))))
         functions = {n.name: _parameters(n) for n in tree.body if isinstance(n, ast.FunctionDef)}
-        defined = [
+        definitions = [
             ast.unparse(_if_defined(n) if _assigns(n) else n) for n in tree.body if _defines(n)
         ]
-        return _Cell(text, functions, defined)
+        return _Cell(text, functions, definitions)
     except _UNREADABLE as exception:
         headers = re.findall(r"^def (\w+)\((\s*\))?", text, flags=re.M)
         functions = {name: 0 if empty else None for name, empty in headers}
@@ -146,10 +146,10 @@ def _if_defined(node: ast.stmt) -> ast.stmt:
 def _parameters(node: ast.FunctionDef) -> int | None:
     """Return the number of a function's parameters; None if it varies."""
     arguments = node.args
-    plain = not (
+    is_fixed = not (
         arguments.vararg or arguments.kwonlyargs or arguments.defaults or node.decorator_list
     )
-    return len(arguments.posonlyargs) + len(arguments.args) if plain else None
+    return len(arguments.posonlyargs) + len(arguments.args) if is_fixed else None
 
 
 def _answers(cells: list[_Cell]) -> dict[str, tuple[_Cell, str]]:
@@ -158,11 +158,11 @@ def _answers(cells: list[_Cell]) -> dict[str, tuple[_Cell, str]]:
     An answer is passed to its check, or has its exercise's name and parameters. A function with an
     exercise's name but no parameters is an example from a lesson.
     """
-    answers, cell_of = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
+    answers, function_cells = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
     for cell in cells:
-        cell_of |= dict.fromkeys(cell.functions, cell)
+        function_cells |= dict.fromkeys(cell.functions, cell)
         exercises = {name for name, n in cell.functions.items() if n != 0 and name in TASKS}
         answers |= {name: (cell, name) for name in cell.functions if name in exercises}
         checked = [(name, f) for name, f in _CHECKED.findall(cell.text) if name in TASKS]
-        answers |= {name: (cell_of[f], f) for name, f in checked if f in cell_of}
+        answers |= {name: (function_cells[f], f) for name, f in checked if f in function_cells}
     return answers

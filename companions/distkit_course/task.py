@@ -103,7 +103,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """Return the verdict as HTML."""
-        color, below = _COLORS.get(self.status, _WRONG), "margin-top:6px;white-space:pre-wrap"
+        color, style = _COLORS.get(self.status, _WRONG), "margin-top:6px;white-space:pre-wrap"
         rows = "".join(
             f'<tr><td style="color:{_COLORS.get(c.status, _WRONG)};vertical-align:top">'
             f'{str(c)[0]}</td><td style="text-align:left;white-space:pre-wrap">'
@@ -118,8 +118,8 @@ class Verdict:
         return (
             f'<div style="border-left:4px solid {color};padding:4px 12px"><strong>'
             f"{escape(self.name)}: {self.status}</strong><table>{rows}</table>"
-            f'<div style="{below}">'
-            + re.sub(r"\n(?=Then: |Stuck)", f'</div><div style="{below}">', advice)
+            f'<div style="{style}">'
+            + re.sub(r"\n(?=Then: |Stuck)", f'</div><div style="{style}">', advice)
             + "</div></div>"
         )
 
