@@ -1,4 +1,4 @@
-"""Compares several traces on one time axis: the figures of each, and their ratios.
+"""Compares several traces on one time axis, with the figures of each trace and their ratios.
 
 A :class:`Side` is one trace of a comparison. Marks next to the timeline show the figures.
 """
@@ -18,7 +18,7 @@ from distkit.events import WORLD, Event
 from distkit.trace.info import RunInfo, cross_host_traffic
 from distkit.trace.log import EventLog
 from distkit.views.scene import svg
-from distkit.views.scene.frame import MAX_LANES as MOST_LANES
+from distkit.views.scene.frame import MAX_LANES as MAX_PAGE_LANES
 from distkit.views.scene.frame import Json, clean, notice_lines
 from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.renderer import body, cut
@@ -65,14 +65,14 @@ ROWS = [
         "in communication",
         "%",
         "share of the time that ranks spend in sends, receives, collectives and requests, "
-        "including waiting for others; mean of the ranks, with servers of the workers",
+        "including waiting for others; mean over the ranks, or over the workers with servers",
     ),
     (
         "waiting",
         "waiting",
         "%",
         "share of the time that ranks spend only waiting for others, without the barrier at the "
-        "end; mean of the ranks, with servers of the workers",
+        "end; mean over the ranks, or over the workers with servers",
     ),
 ]
 
@@ -100,7 +100,7 @@ class Side:
 
     @property
     def has_hidden_messages(self) -> bool:
-        """Whether all messages are inside the backend, thus not recorded."""
+        """Whether all messages are inside the backend and therefore not recorded."""
         return not self.figures["messages"] and bool(self.figures["collectives"])
 
 
@@ -121,7 +121,7 @@ def _rows(sides: Sequence[Side]) -> Iterator[Json]:
             None if key in MESSAGE_FIGURES and side.has_hidden_messages else side.figures[key]
             for side in sides
         ]
-        repeated = key == "busy" and len({*values}) == 1  # such as 100 % in simulated runs
+        repeated = key == "busy" and len({*values}) == 1  # such as 100% in simulated runs
         if key in ("seconds", "messages") or (
             sum(v not in (0, None) for v in values) > (key == "collective_bytes") and not repeated
         ):
@@ -256,15 +256,15 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
     ops, pairs = columns.ops, columns.pairs
     sent = np.flatnonzero((pairs.send >= 0) & ~np.isnan(pairs.sent))
     received = sent[(pairs.recv[sent] >= 0) & ~np.isnan(pairs.received[sent])]
-    entered = np.flatnonzero((pairs.collective >= 0) & ~ops.scheduled)
-    left = entered[ops.ended[entered]]
+    entries = np.flatnonzero((pairs.collective >= 0) & ~ops.scheduled)
+    exits = entries[ops.ended[entries]]
     time = np.concatenate(
-        [pairs.sent[sent], ops.start[entered], pairs.received[received], ops.end[left]]
+        [pairs.sent[sent], ops.start[entries], pairs.received[received], ops.end[exits]]
     )
-    begins = np.arange(len(time)) < len(sent) + len(entered)
-    rank = ops.rank[np.concatenate([pairs.send[sent], entered, pairs.recv[received], left])]
+    begins = np.arange(len(time)) < len(sent) + len(entries)
+    rank = ops.rank[np.concatenate([pairs.send[sent], entries, pairs.recv[received], exits])]
     item = np.concatenate(
-        [sent, -1 - pairs.collective[entered], received, -1 - pairs.collective[left]]
+        [sent, -1 - pairs.collective[entries], received, -1 - pairs.collective[exits]]
     )
     order = np.lexsort((begins, time))
     facts = (begins.astype(np.int64), rank, item)
@@ -273,7 +273,7 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 
 # -- the picture and the widget --------------------------------------------------------------------
 
-#: Maximum number of traces; more lanes side by side are indistinguishable.
+#: Maximum number of traces; the lanes of more traces would be indistinguishable.
 MAX_TRACES = 8
 #: Maximum numbers of operations and lanes in the static picture, tried in order.
 SIZES = ((MAX_BARS, MAX_LANES), (MAX_BARS // 2, MAX_LANES), (MAX_BARS // 4, MAX_LANES // 3))
@@ -286,8 +286,8 @@ class Compare(View):
     trace with the first one. A rank is *waiting* while it only waits for others. The barrier at
     the end of a run, in which finished ranks wait, does not count.
 
-    Hover over the n-th operation of a rank to see the n-th one of that rank in the other traces,
-    and the difference in time.
+    Hover over the n-th operation of a rank to see the n-th operation of that rank in the other
+    traces and the difference in time.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are
@@ -318,7 +318,7 @@ class Compare(View):
 
     def __init__(self, *traces: EventLog | Live | Mapping[str, EventLog | Live]) -> None:
         self._sides = [
-            Side(name, _finished_trace(source)) for name, source in _named(traces).items()
+            Side(name, _finished_trace(source)) for name, source in _named_traces(traces).items()
         ]
         self._columns, self._lanes = merged(self._sides), lanes(self._sides)
         self._summary = summary(self._sides)
@@ -327,9 +327,9 @@ class Compare(View):
     def _frame(self, max_lanes: int) -> Json:
         """Return the fields of the picture around bars and arrows, for at most ``max_lanes``."""
         data, runs = self._summary, len(self._sides)
-        each = max_lanes // runs
-        drawn = [lane for lane in self._lanes if lane["color"] < each]
-        notes = [f"the first {each} ranks of each run are drawn here"]
+        run_lanes = max_lanes // runs
+        drawn = [lane for lane in self._lanes if lane["color"] < run_lanes]
+        notes = [f"the first {run_lanes} ranks of each run are drawn here"]
         return {
             **{key: data[key] for key in ("title", "notices", "runs")},
             "notes": [*data["notes"], *notes * (len(drawn) < len(self._lanes))],
@@ -344,7 +344,7 @@ class Compare(View):
         }
 
     def _picture(self) -> Json:
-        return packed(self._columns, thin=True) | self._frame(MOST_LANES)
+        return packed(self._columns, thin=True) | self._frame(MAX_PAGE_LANES)
 
     def _svg(self) -> str:
         picture = self._columns.picture(3 * MAX_BARS)
@@ -363,14 +363,14 @@ class Compare(View):
         timeline, y = render(picture | frame, limit)
         figures = table(self._summary, TABLE_WIDTH).plain()
         marks = body(figures, 0.0, tooltips=False)
-        below = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
-        return svg.document(WIDTH, y + figures["height"] + 20, name, timeline + below)
+        table_svg = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
+        return svg.document(WIDTH, y + figures["height"] + 20, name, timeline + table_svg)
 
     def __repr__(self) -> str:
         return to_table(self._summary)
 
 
-def _named(
+def _named_traces(
     traces: tuple[EventLog | Live | Mapping[str, EventLog | Live], ...],
 ) -> dict[str, EventLog | Live]:
     """Return the traces by name; generate missing names."""
@@ -382,7 +382,7 @@ def _named(
     if len(traces) == 1 and isinstance(traces[0], Mapping):
         named = {str(name): source for name, source in traces[0].items()}
     else:
-        named = _by_program(traces)
+        named = _name_by_program(traces)
     if not 2 <= len(named) <= MAX_TRACES:
         raise ValueError(
             f"Compare needs two to {MAX_TRACES} traces, not {len(named)}. "
@@ -391,7 +391,7 @@ def _named(
     return named
 
 
-def _by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
+def _name_by_program(traces: tuple[Any, ...]) -> dict[str, EventLog | Live]:
     """Return traces named after their programs; duplicate names are numbered."""
     names = [trace_of(source, "Compare")[0].info.name or "trace" for source in traces]
     return {
@@ -405,7 +405,7 @@ def _finished_trace(source: EventLog | Live) -> EventLog:
     trace, running = trace_of(source, "Compare")
     if running is not None:
         raise ValueError(
-            f"Compare needs runs that have ended, and {trace.info.name or 'one'} is still running. "
+            f"Compare needs runs that have ended, but {trace.info.name or 'one'} is still running. "
             "Wait for it with run.wait()."
         )
     return trace
@@ -439,18 +439,18 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
     """Return the lanes of all runs, run by run, with the run's heading as host."""
     result = []
     for n, side in enumerate(sides):
-        for own in side.frame["lanes"]:
-            details = (own["detail"], own.get("host", ""))
+        for lane in side.frame["lanes"]:
+            details = (lane["detail"], lane.get("host", ""))
             fields = {
-                "rank": own["rank"] * len(sides) + n,
+                "rank": lane["rank"] * len(sides) + n,
                 "run": n,
-                "color": own["rank"],
+                "color": lane["rank"],
                 "host": side.heading,
                 "detail": " · ".join(detail for detail in details if detail not in side.heading),
                 "end": side.figures["seconds"],
             }
-            died = {"died": own["died"] - side.start} if "died" in own else {}
-            result.append(own | fields | died)
+            died = {"died": lane["died"] - side.start} if "died" in lane else {}
+            result.append(lane | fields | died)
     return result
 
 
@@ -483,11 +483,11 @@ def table(data: Json, width: float) -> Scene:
     for i, row in enumerate(rows):
         y, values, unit = HEADING_HEIGHT + ROW_HEIGHT * i, row["values"], row["unit"]
         sizes = [v or 0.0 for v in values]
-        most = 1.0 if unit == "%" else max(sizes) or 1.0
+        maximum = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
         for n, size in enumerate(sizes):
             label = text(figure(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11)
-            bar = rect(size / most * bar_width, 4, "trace", y=19, lane=n)
+            bar = rect(size / maximum * bar_width, 4, "trace", y=19, lane=n)
             scene.add(NAME_WIDTH + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
         for n, value in enumerate(values[1:], 1):
             multiple = text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end")

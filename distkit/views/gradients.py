@@ -1,4 +1,4 @@
-"""Draws a watched training loop: a table of gradients per step, and curves of drift and loss.
+"""Draws a watched training loop: a table of gradients for each step, and curves of drift and loss.
 
 The agreement is the mean cosine of the ranks' gradients. It is exact, because it follows from the
 norms of the gradients and of their sum.
@@ -56,9 +56,9 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's gradients in one step: of each rank, averaged, and of a single process.
+    """The gradients of a layer in one step: each rank's, the average, and a single process's.
 
-    ``after`` has only one result if all ranks have the same. The ``agreement`` is NaN if unknown.
+    ``after`` has only one entry if all ranks have the same result. ``agreement`` is NaN if unknown.
     """
 
     before: ByRank
@@ -111,7 +111,7 @@ def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     reference = next(iter(step.reference.get(name, {}).values()), None)
     shares = shares_of(step)
     reduction = reduced(before, after, len(ranks), shares)
-    scaled = {r: _divided(s, reduction.scale(len(ranks))) for r, s in after.items()}
+    scaled = {r: _divide(s, reduction.scale(len(ranks))) for r, s in after.items()}
     results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
     if reduction.same:
         results = results[:1]
@@ -119,7 +119,7 @@ def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     return Layer(before, results, reference, reduction, cosine)
 
 
-def _divided(s: Summary, by: float) -> Summary:
+def _divide(s: Summary, by: float) -> Summary:
     if by == 1:
         return s
     return replace(
@@ -127,10 +127,10 @@ def _divided(s: Summary, by: float) -> Summary:
     )
 
 
-def _weighted(share: float, s: Summary) -> Summary:
+def _weight(share: float, s: Summary) -> Summary:
     """Return a weighted gradient. The gradient of a rank without examples counts as zero."""
     if share:
-        return _divided(s, 1 / share)
+        return _divide(s, 1 / share)
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
 
 
@@ -145,7 +145,7 @@ def reduced(
         return Reduced("own", True)
     if all(key(before[r]) == key(after[r]) for r in after) and not same:
         return Reduced("own", same)
-    mean = average([_weighted(shares.get(r, 1.0), s) for r, s in before.items()])
+    mean = average([_weight(shares.get(r, 1.0), s) for r, s in before.items()])
     result = next(iter(after.values())).values
     for kind, scale in (("mean", 1), ("sum", ranks)):
         if same and _equal(mean, [v / scale for v in result]):
@@ -162,11 +162,11 @@ def agreement(
 ) -> float:
     """Return the mean cosine of all pairs of ranks, weighted by norms.
 
-    Without an average, it uses the norm of the single-process gradient, if known.
+    Without an average, the norm of the single-process gradient is used, if known.
     """
     if not reduction.kind or len(before) < 2:
         return math.nan
-    weighted = [_weighted(shares.get(r, 1.0), s) for r, s in before.items()]
+    weighted = [_weight(shares.get(r, 1.0), s) for r, s in before.items()]
     norms = [s.norm for s in weighted]
     if reduction.kind in ("sum", "mean"):
         total = next(iter(after.values())).norm * (1 if reduction.kind == "sum" else len(norms))
@@ -181,8 +181,8 @@ def agreement(
 
 def _equal(mean: Sequence[float], values: Sequence[float]) -> bool:
     """Return True if the values are equal up to rounding."""
-    off = largest(m - v for m, v in zip(mean, values, strict=False))
-    return len(mean) == len(values) and off <= ROUNDING * largest([*mean, *values])
+    difference = largest(m - v for m, v in zip(mean, values, strict=False))
+    return len(mean) == len(values) and difference <= ROUNDING * largest([*mean, *values])
 
 
 # -- verdicts on the whole loop ------------------------------------------------------------
@@ -256,9 +256,9 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
 
 
 def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
-    """Return the distance of each replica's weights from the first's, 0 if bitwise equal.
+    """Return the distance of each replica's weights from the first replica's; 0 if bitwise equal.
 
-    Weights of a different shape have none.
+    Weights of a different shape are omitted.
     """
     checksum, base = weights[min(weights)]
     return {
@@ -286,7 +286,7 @@ def losses(training: Training, ranks: Sequence[int]) -> list[Curve]:
 
 
 def drifts(training: Training, ranks: Sequence[int]) -> list[Curve]:
-    """Return the distance of each replica's weights from the first's, by number of steps."""
+    """Return the distance of each replica's weights from the first replica's, by step."""
     steps = {n: _distances(weights) for n, weights in sorted(training.weights.items())}
     return _finite([(r, {n: d[r] for n, d in steps.items() if r in d}) for r in ranks])
 
@@ -344,7 +344,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         ("loss", losses(training, ranks), "the mean of all ranks, and each rank"),
         ("replica drift", drifts(training, ranks), DRIFT),
     ]
-    # a curve without any value above zero, such as no drift, is only a verdict
+    # without any value above zero, such as no drift, the verdict is enough
     curves = [curve for curve in named if any(any(line.values()) for _, line in curve[1])]
     high = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
     for i, curve in enumerate(curves):
@@ -475,12 +475,12 @@ def _curve(
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, high + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, _ = point(max(n, first), low)
-        at = max((m for m in curve if m <= n), default=min(curve))
+        step = max((m for m in curve if m <= n), default=min(curve))
         scene.add(
             0,
             top,
             text(
-                f"{figure(curve[at])} at step {at}",
+                f"{figure(curve[step])} at step {step}",
                 "strong",
                 x=CURVE_WIDTH - 6,
                 y=12,

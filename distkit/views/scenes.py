@@ -1,6 +1,7 @@
 """Defines the widgets of the scene views.
 
-They are separate from the scenes, because replay pages draw those without installed widgets.
+The widgets are separate from the scenes, because replay pages draw scenes even where no widgets are
+installed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Stage(SceneView):
     A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the color of each
     rank whose contribution it contains, and a complete chunk has all colors. A hub in the middle
     represents a collective of torch. All messages of a round move together, as in a textbook.
-    The space bar plays, and arrow keys step through rounds.
+    The space bar plays the run, and the arrow keys step through rounds.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -46,9 +47,9 @@ class Stage(SceneView):
 class Tensors(SceneView):
     """Shows the values of each message and collective, before and after, on every rank.
 
-    A slider selects an operation. Each rank has a heat map, a histogram and the numbers; a line
-    reports whether the ranks have equal values, and otherwise which ranks differ, and by how much.
-    If a tensor has more than 64 elements, 64 evenly spaced ones are shown.
+    A slider selects an operation. Each rank has a heat map, a histogram and the numbers. A line
+    reports whether the ranks have equal values and, if not, which ranks differ and by how much.
+    If a tensor has more than 64 elements, 64 evenly spaced elements are shown.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
@@ -76,9 +77,9 @@ class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
     A table shows the norm and heat map of each layer and rank, of the result of the all-reduce, and
-    of the gradient of a single process if it was recorded. Each layer also has its agreement, the
-    mean cosine of two ranks' gradients. Curves show the loss and the drift between
-    replicas.
+    of the gradient of a single process if it was recorded. For each layer, the table also shows the
+    agreement, which is the mean cosine of two ranks' gradients. Curves show the loss and the drift
+    between replicas.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one; the program must run its loop
@@ -100,10 +101,10 @@ class Servers(SceneView):
     """Shows a run with a parameter server in trace time, message by message.
 
     Each server shows its keys with their versions, and an inbox per key in which gradients wait
-    for an update. A gradient carries the version that it was computed from; an update shows the
+    for an update. A gradient carries the version that it was computed from. An update shows the
     workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
-    waits for. The space bar plays, arrow keys step through messages, and page up and page down
-    through updates.
+    waits for. The space bar plays the run, the arrow keys step through messages, and Page Up and
+    Page Down step through updates.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

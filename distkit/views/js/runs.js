@@ -34,7 +34,7 @@ export class Runs extends Store {
     return this.tracks[this.track[i]].rank % this.frame.runs.length;
   }
 
-  // The position of an operation among those of its rank, from 1; computation is counted separately.
+  // The number of an operation of its rank, counted from 1; computation is counted separately.
   place(i) {
     const { rank, mark } = this.tracks[this.track[i]];
     const own = this.tracks.filter((track) => track.rank === rank && track.mark === mark);

@@ -13,8 +13,8 @@ const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
 const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // of one round, and of all rounds [ms]
 const MAX_SCALE = 1.4; // maximum scale of a scene
 const BESIDE_PANELS = 430; // height next to panels [px]
-const KEYS = " The space bar plays and pauses; the right and left arrow keys step forward and back, " +
-  "page down and page up step through the list or panels, Home and End go to the ends.";
+const KEYS = " The space bar plays and pauses, the right and left arrow keys step forward and back, " +
+  "Page Down and Page Up step through the list or panels, and Home and End go to the ends.";
 
 // Time passes at a pace at which every message is visible; rounds have equal durations.
 export function pace({ unit, keyframes, ends, start, end, last }) {

@@ -8,7 +8,7 @@ import { tokenize } from "./python.js";
 const GLIDE = 220; // milliseconds
 const MAX_COLORED = 3000; // longer files have no highlighting [lines]
 const LINE_HEIGHT = 22; // pixels
-const CONTEXT_LINES = 2; // context lines around folded-in lines with pins
+const CONTEXT_LINES = 2; // lines shown before and after the pins in a called function
 
 // A rank's number in its color: blocked ranks are hollow and hatched, failed ranks crossed.
 export function pin(rank) {

@@ -17,7 +17,7 @@ import { placeTip, card, sentence } from "./tooltip.js";
 
 const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows all, " +
   "the up and down arrow keys step through operations, Escape clears the selection, " +
-  "slash finds operations, w shows waiting time.";
+  "slash finds operations, and w shows waiting time.";
 
 // Minimum times between updates during a run, because the ranks need the CPU [ms].
 const GROWTH = 250; // of open bars

@@ -158,7 +158,7 @@ function inNumbers(s) {
 
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
-// Zero has the paper color; the other colors are those of scenes.
+// Zero has the paper color; the other colors are the same as in scenes.
 function heat(v, most) {
   const part = Math.min(100, (100 * Math.abs(v)) / most).toFixed(1);
   return Number.isFinite(v) ? `background:color-mix(in srgb, var(--dk-${v < 0 ? "negative" : "positive"}) ${part}%, transparent)` : "";

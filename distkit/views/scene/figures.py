@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Protects matplotlib's global settings, since widgets draw in several threads.
-_drawing = threading.RLock()
+_draw_lock = threading.RLock()
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def style(style: str | dict[str, Any] = "distkit.plots") -> Iterator[None]:
     """Use a matplotlib style in this context, or in a function with this decorator."""
     import matplotlib.style
 
-    with _drawing, matplotlib.style.context(style):
+    with _draw_lock, matplotlib.style.context(style):
         yield
 
 
@@ -187,7 +187,7 @@ def to_svg(figure: Figure, **options: Any) -> str:
     with style(settings):
         figure.savefig(file, format="svg", metadata=metadata, **options)
     text = file.getvalue()
-    return _COLOR.sub(_both, text[text.index("<svg") :])
+    return _COLOR.sub(_light_and_dark, text[text.index("<svg") :])
 
 
 #: A color in a style attribute.
@@ -196,8 +196,8 @@ _COLOR = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
 _NEUTRAL = {"#737b85": (GRAY, GRAY_DARK), "#7b838d": (GRAY, GRAY_DARK)}
 
 
-def _both(color: re.Match[str]) -> str:
-    """Return a color's counterparts in light and dark themes."""
+def _light_and_dark(color: re.Match[str]) -> str:
+    """Return the counterparts of a color in the light and dark themes."""
     return "light-dark({}, {})".format(*_NEUTRAL.get(color[0], (color[0], darkened(color[0]))))
 
 

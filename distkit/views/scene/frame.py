@@ -13,8 +13,8 @@ from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
 from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
-#: Maximum numbers of lanes drawn (a notice states how many), and of notices about unrecorded
-#: calls.
+#: Maximum numbers of drawn lanes (a notice states how many are drawn), and of notices about
+#: unrecorded calls.
 MAX_LANES, MAX_UNRECORDED = 256, 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -83,14 +83,14 @@ def host_totals(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, s
     label = f"between hosts · {count(messages, 'message')}"
     totals = [(human_bytes(nbytes), label, clean("\n".join(routes)))] if hosts_traffic else []
     if (error := clock_error(info)) is not None:
-        each = (
+        offsets = (
             f"{name}: {clock.ahead:+.6f} s ± {human_seconds(clock.error or 0.0)}"
             for name, clock in info.clocks.items()
         )
         names = [*dict.fromkeys(hosts.values())]
-        of = joined(names) if len(names) < 5 else count(len(names), "host")
-        label = clean(f"between the clocks of {of}")
-        totals.append((f"±{human_seconds(error)}", label, clean("\n".join(each))))
+        owners = joined(names) if len(names) < 5 else count(len(names), "host")
+        label = clean(f"between the clocks of {owners}")
+        totals.append((f"±{human_seconds(error)}", label, clean("\n".join(offsets))))
     return totals
 
 

@@ -86,7 +86,7 @@ def letters(content: str, style: str, positions: tuple[float, ...], *, y: float 
 
 @cached_drawing
 def title(content: str, *, aloud: bool = False) -> Shape:
-    """Return the tooltip of a drawing; with ``aloud``, screen readers read it."""
+    """Return the tooltip of a drawing; with ``aloud``, screen readers read it out."""
     return "title", "aloud" if aloud else "", 0, (), content
 
 
@@ -257,9 +257,9 @@ def intervals(
             present[i] = item
         else:
             del present[i]
-        after = changes[n + 1][0] if n + 1 < len(changes) else None
-        if present and after != time:
-            yield time, after, list(present.values())
+        next_time = changes[n + 1][0] if n + 1 < len(changes) else None
+        if present and next_time != time:
+            yield time, next_time, list(present.values())
 
 
 def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:

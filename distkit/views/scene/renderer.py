@@ -32,12 +32,12 @@ def to_svg(picture: Json) -> str:
     """Return the panels, the stills or the opening moment of a picture as an SVG document."""
     panels, stills = picture["panels"], picture["stills"]
     most = max(len(panels), min(MAX_STILLS, len(stills)))
-    fewer = [
+    variants = [
         {**picture, "panels": thinned(panels, n), "stills": stills[:n]}
         for n in (most, 4, 3, 2, 1)
         if n <= most
     ]
-    return svg.fitting(map(_document, fewer))
+    return svg.fitting(map(_document, variants))
 
 
 def thinned(items: Sequence[T], max_items: int) -> list[T]:
@@ -78,9 +78,9 @@ def wrapped(text: str, width: float) -> list[str]:
 
 
 def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
-    """Return the keyframe, time and text of each panel or still.
+    """Return the keyframe, time and text of each panel or still, or of the opening moment.
 
-    A picture with neither has its opening moment.
+    The opening moment is used only if there are neither panels nor stills.
     """
     keyframes, last, moments = picture["keyframes"], picture["end"], []
     for n, heading, when in picture["panels"]:
@@ -88,18 +88,18 @@ def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
         moments.append((n, last if end is None else end, heading, when))
     for n, _ in picture["stills"]:
         details = [keyframes[n].get(key) or "" for key in ("details", "where")]
-        moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], _joined(details)))
+        moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], _join(details)))
     if not moments:
         opening, n = picture["opening"], keyframe_at(picture, picture["opening"])
         keyframe = keyframes[n] if n >= 0 else {"caption": picture["before"]}
         when = "" if picture["unit"] else f"at {human_seconds(opening)}"
         moments.append(
-            (n, opening, keyframe["caption"], _joined([when, keyframe.get("details", "")]))
+            (n, opening, keyframe["caption"], _join([when, keyframe.get("details", "")]))
         )
     return moments
 
 
-def _joined(facts: Sequence[str]) -> str:
+def _join(facts: Sequence[str]) -> str:
     return " · ".join(filter(None, facts))
 
 
@@ -154,12 +154,12 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
 
 
 def body(scene: Json, time: float, keyframe: int = -1, *, tooltips: bool = True) -> str:
-    """Return the marks of a scene that are visible at a time, including those of a held keyframe.
+    """Return the marks of a scene that are visible at a time, and the marks of a held keyframe.
 
     Args:
         scene: the result of ``Scene.plain``.
         time: time since the start of the picture [s].
-        keyframe: the keyframe that has just ended, -1 for none.
+        keyframe: the keyframe that has just ended; -1 for none.
         tooltips: whether to include tooltips; small pictures do not need them.
     """
     layers: dict[int, list[str]] = defaultdict(list)
@@ -183,11 +183,11 @@ def to_table(picture: Json) -> str:
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):
         keyframe = picture["keyframes"][n] if n >= 0 else {}
         if keyframe and picture["panels"]:  # panels have short headings
-            heading, details = keyframe["caption"], _joined([details, keyframe["details"]])
+            heading, details = keyframe["caption"], _join([details, keyframe["details"]])
         if picture["keyframes"]:
             lines.append(f"{heading}  {details}".rstrip())
         verdicts = _verdict_lines(keyframe)
-        lines += [f"  {line}" for line in (*verdicts, *_aloud(picture, time))]
+        lines += [f"  {line}" for line in (*verdicts, *_screen_reader_text(picture, time))]
     return "\n  ".join([head, *filter(None, lines), *notice_lines(picture)])
 
 
@@ -196,7 +196,7 @@ def _verdict_lines(item: Json) -> list[str]:
     return [f"{'=' if v['word'] == 'same' else '≠'} {v['text']}" for v in item.get("verdicts", ())]
 
 
-def _aloud(picture: Json, time: float) -> list[str]:
+def _screen_reader_text(picture: Json, time: float) -> list[str]:
     """Return the screen-reader text of a moment, from the top."""
     lines = []
     for scene in filter(None, (picture["scene"], picture["side"])):
@@ -231,10 +231,10 @@ def _translate(x: float, y: float, drawn: str) -> str:
 
 
 def _shape(shape: Shape) -> str:
-    tag, style, lane, own, content = shape
+    tag, style, lane, overrides, content = shape
     if tag == "title":
         return f"<title>{escape(content)}</title>"
-    attributes = {k: _color(v, lane) for k, v in MARKS[style].items()} | dict(own)
+    attributes = {k: _color(v, lane) for k, v in MARKS[style].items()} | dict(overrides)
     attrs = "".join(f' {k}="{escape(str(v))}"' for k, v in attributes.items())
     return f"<{tag}{attrs}>{escape(content)}</{tag}>" if content else f"<{tag}{attrs}/>"
 

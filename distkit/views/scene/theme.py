@@ -62,7 +62,7 @@ WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 WORK_LIGHT = {"": "#66717D", "F": "#3B3A9E", "B": "#4F6A16", "I": "#7B8F3A", "W": "#80604A"}
 WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W": "#C9A58C"}
 
-#: Colors of tensor values: the largest magnitudes, and zero. They differ from the first ranks'.
+#: Colors of tensor values: the largest magnitudes and zero. They differ from the first rank colors.
 VALUES_LIGHT, VALUES_DARK = (
     {"positive": "#a58800", "negative": "#6f45d0", "zero": "#f5f5f6"},
     {"positive": "#f2d23c", "negative": "#b39dff", "zero": "#262626"},
@@ -183,7 +183,7 @@ _HALO: dict[str, str | float] = {
     "stroke-linejoin": "round",
 }
 #: SVG presentation attributes of marks, by class. The page defines the colors ink, paper, muted
-#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's color, and "label" is legible on
+#: and warning; "ink 5" is 5% ink on paper. "rank" is the rank's color, and "label" is legible on
 #: it. "trace" is the color of a compared run; "positive", "negative" and "zero" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas

@@ -92,7 +92,7 @@ def average(summaries: Sequence[Summary]) -> list[float]:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest magnitude among finite values, 0 if there are none."""
+    """Return the largest magnitude among finite values; 0 if there are none."""
     return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
 
 
@@ -134,7 +134,7 @@ MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT = 330, 70, 12, 13
 
 #: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]
-#: Name, role and lane of a column. The lane is None if the column is not that of a rank.
+#: Name, role and lane of a column. The lane is None if the column does not belong to a rank.
 Head = tuple[str, str, int | None]
 
 
@@ -142,9 +142,9 @@ Head = tuple[str, str, int | None]
 class Cell:
     """A tensor in a table.
 
-    ``summary`` is a result of :func:`plain`. Each of the ``lines`` below it has a class
-    and alternative texts, longest first. The values at ``marked`` positions have a frame; a
-    ``wrong`` tensor has a single frame around it. ``missing`` is the text for an unknown tensor.
+    ``summary`` is a result of :func:`plain`. Each of the ``lines`` below it has a class and
+    alternative texts, longest first. The values at ``marked`` positions have a frame. A ``wrong``
+    tensor has a single frame around it. ``missing`` is the text for an unknown tensor.
     """
 
     summary: Json | None
@@ -274,8 +274,8 @@ class Table:
             text(content, style, y=LINE_HEIGHT * (i + 1), size=11)
             for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
         ]
-        norm_is = title(f"{describe(s)}\nnorm: the square root of the sum of the squared values")
-        self.add(x, y + high, norm_is, *texts)
+        norm_title = title(f"{describe(s)}\nnorm: the square root of the sum of the squared values")
+        self.add(x, y + high, norm_title, *texts)
         return high + LINE_HEIGHT * len(texts) + 3
 
 
@@ -352,15 +352,15 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
     """
     for digits in (3, 2):
         numbers = [figure(v, digits) for v in values]
-        fits = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
-        size = round(min(MAX_SIZE, fits, height + 0.5), 1)
+        fitting_size = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
+        size = round(min(MAX_SIZE, fitting_size, height + 0.5), 1)
         if size >= MIN_SIZE:
             return numbers, size
     return [], 0.0
 
 
 def color_scale(max_magnitude: float, width: float) -> list[Shape]:
-    """Return the colors of all values up to a magnitude, labeled with that magnitude."""
+    """Return the colors of all values up to a magnitude, with that magnitude as the label."""
     levels = range(-SHADES, SHADES + 1)
     width = (width - 46) // len(levels) * len(levels)
     values = tuple(max_magnitude * k * abs(k) / SHADES**2 for k in levels)

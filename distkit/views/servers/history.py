@@ -37,9 +37,9 @@ class Request:
     """A request of ``node`` to a server. Times are in seconds, None if the event did not happen.
 
     ``version`` is the version that a pull returned, or that a push's gradient was computed from.
-    A request is ``refused`` if the reply was an error; a gradient is ``dropped`` if it was too
-    late for its update. Other gradients stay in the inbox until they are ``applied``; ``nth``
-    counts the earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
+    A request is ``refused`` if the reply was an error. A gradient is ``dropped`` if it was too late
+    for its update. Other gradients stay in the inbox until they are ``applied``. ``nth`` is the
+    number of earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
     waits for when it arrives.
     """
 
@@ -90,7 +90,7 @@ class Update:
 class Status:
     """The activity of a node.
 
-    It "waits" for ``awaited`` nodes, "works", was "stopped", has "ended" or died, or "" for none.
+    ``kind`` is "waits" (for the ``awaited`` nodes), "works", "stopped", "ended", or "" for none.
     """
 
     kind: str = ""
@@ -185,7 +185,7 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
-    """Mark the gradients that arrived too late; replies count those of each node."""
+    """Mark the gradients that arrived too late; the replies to each node state their number."""
     counted: Counter[tuple[int, ServerKey]] = Counter()
     pairs = [(reply, r) for r, reply in zip(requests, replies, strict=True) if reply]
     for reply, r in sorted(pairs, key=lambda pair: pair[0].start):
@@ -203,21 +203,21 @@ def _find_versions(history: ServerHistory) -> None:
     for time, r in sorted(arrivals, key=itemgetter(0)):
         op, known = r.span.op, versions[r.server_key]
         implied = op in (Op.PUSH, Op.PULL) or (op is Op.INIT and r.span.dtype)
-        if implied and all(at > time and number > 0 for at, number, *_ in known[:1]):
+        if implied and all(created > time and number > 0 for created, number, *_ in known[:1]):
             known.insert(0, (time, 0, {}, format_values(r.value) if op is Op.INIT else ""))
     pulled: dict[tuple[int, ServerKey], list[tuple[float, int]]] = defaultdict(list)
     for r in history.requests:
-        known, of_node = versions[r.server_key], pulled[r.node, r.server_key]
+        known, pulls = versions[r.server_key], pulled[r.node, r.server_key]
         if r.span.op is Op.PUSH:
-            r.version = next((n for back, n in reversed(of_node) if back <= r.span.start), 0)
+            r.version = next((n for time, n in reversed(pulls) if time <= r.span.start), 0)
         elif r.span.op is Op.PULL and r.answered < math.inf:
-            made = bisect_right(known, r.answered, key=itemgetter(0))
-            r.version = known[made - 1][1] if made else 0
-            of_node.append((math.inf if r.reply_received is None else r.reply_received, r.version))
+            index = bisect_right(known, r.answered, key=itemgetter(0))
+            r.version = known[index - 1][1] if index else 0
+            pulls.append((math.inf if r.reply_received is None else r.reply_received, r.version))
 
 
 def _fill_inboxes(history: ServerHistory) -> None:
-    """Determine the update that applies each gradient; updates apply a worker's in order."""
+    """Determine the update that applies each gradient, in order for each worker."""
     accepted = [
         (r.arrived, r)
         for r in history.requests
@@ -262,7 +262,7 @@ _TIMES = attrgetter("arrived", "applied")  # times of a gradient
 
 
 class _Clocks:
-    """The numbers of each worker's gradients that have arrived and were applied, by time."""
+    """The numbers of each worker's gradients that have arrived and been applied, by time."""
 
     def __init__(self, history: ServerHistory, workers: Sequence[int]) -> None:
         self.rule, self.workers = history.rule, workers
@@ -276,8 +276,8 @@ class _Clocks:
         """Yield the waits of a pull that arrives at ``begin``."""
         clock = self._clocks(pull.server_key, begin)[0][pull.node]
         changes = self.changes.get(pull.server_key, [])
-        during = slice(bisect_right(changes, begin), bisect_left(changes, pull.answered))
-        for a, b in pairwise([begin, *changes[during], pull.answered]):
+        interval = slice(bisect_right(changes, begin), bisect_left(changes, pull.answered))
+        for a, b in pairwise([begin, *changes[interval], pull.answered]):
             arrived, applied = self._clocks(pull.server_key, a)
             present = [w for w in self.workers if arrived[w] > applied[w]]
             awaited = self.rule.awaits(clock, applied[pull.node], present, self.workers, arrived)
@@ -358,8 +358,8 @@ def endings(trace: EventLog) -> list[Ending]:
     ]
     for replacement in trace.info.replaced:
         node, time = replacement.node, replacement.time
-        later = (e.time for e in trace.events if e.rank == node and e.time > time)
-        result.append((node, time, min(later, default=None), "died"))
+        times = (e.time for e in trace.events if e.rank == node and e.time > time)
+        result.append((node, time, min(times, default=None), "died"))
     return sorted(result, key=itemgetter(1))
 
 

@@ -45,8 +45,8 @@ class Row:
 class Keyframe:
     """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended.
 
-    ``caption`` and ``details`` describe it. It is ``lost`` if a server refused its value or dropped
-    it as late.
+    ``caption`` and ``details`` describe the event. It is ``lost`` if a server refused the value or
+    dropped it as late.
     """
 
     kind: str  # a key of ``_TEXTS``, "update" or "death"
@@ -136,8 +136,8 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
     parts, rows = grouped(sorted(nbytes), lambda server_key: server_key[1]), {}
     for server_key, n in nbytes.items():
         server, key = server_key
-        nth, of = parts[key].index(server_key) + 1, len(parts[key])
-        part = f"{nth}/{of}" if of > 1 else ""
+        nth, total = parts[key].index(server_key) + 1, len(parts[key])
+        part = f"{nth}/{total}" if total > 1 else ""
         size = _joined([human_bytes(n) if n else "", part and f"part {part}"])
         rows[server_key] = Row(server, clean(key), size, part)
     return rows
@@ -164,9 +164,9 @@ def _messages(
     dead = {node for node, _, replaced, how in node_ends if how == "died" and replaced is None}
     for r in history.requests:
         (server, key), sent = r.server_key, r.span.start
-        node, to = (names.get(rank, f"rank {rank}") for rank in (r.node, server))
+        node, peer = (names.get(rank, f"rank {rank}") for rank in (r.node, server))
         texts = {
-            kind: clean(text.format(node=node, server=to, key=key, version=r.version))
+            kind: clean(text.format(node=node, server=peer, key=key, version=r.version))
             for kind, text in _TEXTS.items()
         }
         kind = str(r.span.op)
@@ -235,10 +235,10 @@ def _updates_and_deaths(
 
 
 def opening(run: ServerProjection) -> float:
-    """Return the moment to show first: the end of a live run, or of one with a pull that waits.
+    """Return the moment to show first: the end of a live run, or of a run with an open pull.
 
-    Otherwise it is the most instructive event: the last death, or one of the first updates,
-    preferably with a stale gradient, and with few messages in flight.
+    Otherwise, it is the most instructive event: the last death, or one of the first updates,
+    preferably with a stale gradient and few messages in flight.
     """
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
     stuck = any(r.blocked and r.unanswered for r in run.history.requests)
@@ -280,9 +280,9 @@ def rule_sentence(history: ServerHistory) -> str:
         )
     if rule.backup:
         quorum = count(history.quorum, "gradient")
-        return f"An update applies the first {quorum} of a round. Later ones are not counted."
+        return f"An update applies the first {quorum} of a round. Later gradients are not counted."
     return (
-        f"An update applies one gradient of each of the {workers} workers. They are collected "
+        f"An update applies one gradient of each of the {workers} workers. Gradients are collected "
         "in the inbox of their key, and pulls wait for the update."
     )
 

@@ -61,8 +61,8 @@ LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: the histogram, and minimum height of a bar [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
 #: Distance between messages of neighboring keys, and of a pull from its key's other messages [px].
-BESIDE, PULL_DISTANCE = 44, 26
-#: Signs of the legend, and of the signs that a run may lack: waiting pulls and late gradients.
+KEY_DISTANCE, PULL_DISTANCE = 44, 26
+#: Signs of the legend. The signs for waiting pulls and late gradients are shown only if needed.
 LEGEND: list[Sign] = [
     (
         [rect(30, 16, "own", y=2, r=4), text("∇v1", "label", x=15, y=14, anchor="middle")],
@@ -87,7 +87,7 @@ LATE: Sign = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
 class KeyLayout:
     """The geometry of a key: its box, distance and width of inbox slots, position of pulls.
 
-    Its messages move ``beside`` the line between worker and server.
+    Its messages move at a distance of ``offset`` from the line between worker and server.
     """
 
     x: float
@@ -96,7 +96,7 @@ class KeyLayout:
     slot: float
     slot_width: float
     wait: float
-    beside: float
+    offset: float
 
     @property
     def pill(self) -> Point:
@@ -230,9 +230,9 @@ class _Renderer:
             for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
                 y, wait = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
-                beside = BESIDE * (nth - (min(len(keys[server]), MAX_KEYS) - 1) / 2)
+                offset = KEY_DISTANCE * (nth - (min(len(keys[server]), MAX_KEYS) - 1) / 2)
                 self.layouts[server_key] = KeyLayout(
-                    x + 12, y, w - 24, slot, slot_width, wait, beside
+                    x + 12, y, w - 24, slot, slot_width, wait, offset
                 )
         return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
@@ -272,7 +272,7 @@ class _Renderer:
     # -- states ----------------------------------------------------------------------------
 
     def _slot(self, layout: KeyLayout, g: Request) -> Point:
-        """Return the position of a gradient: the slot of its worker, or the next one."""
+        """Return the position of a gradient: the slot of its worker, or the slot of its number."""
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
 
@@ -361,12 +361,14 @@ class _Renderer:
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
         bad = keyframe.lost or end is None
-        if bad:  # other messages in flight are only tokens, since many have the same way
+        if bad:  # other messages in flight are only tokens, since many take the same path
             shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
             self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        beside = layout.beside + PULL_DISTANCE * (keyframe.kind == "pull") if layout else 0
-        way = (a[0] + beside, a[1]), (b[0] + beside, b[1])
-        self.scene.add_moving(*way, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN)
+        offset = layout.offset + PULL_DISTANCE * (keyframe.kind == "pull") if layout else 0
+        route = (a[0] + offset, a[1]), (b[0] + offset, b[1])
+        self.scene.add_moving(
+            *route, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN
+        )
         if end is not None:
             past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
             self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
@@ -482,7 +484,7 @@ class _Renderer:
 
 
 def histogram(late: Iterable[int]) -> list[int]:
-    """Count gradients by staleness, from 0; the last of ten bins includes all larger ones.
+    """Count gradients by staleness, from 0; the last of ten bins includes all larger values.
 
     >>> histogram([0, 0, 1]), histogram([700])[-1]
     ([2, 1, 0], 1)
@@ -532,7 +534,7 @@ def _pill(
 
 @cached_drawing
 def _arc(a: float, b: float, y: float, r: float) -> tuple[Shape, ...]:
-    """Return a curve from a waiting worker to another."""
+    """Return a curve from a waiting worker to another worker."""
     side = math.copysign(0.72 * r, b - a)
     x1, x2, low = a + side, b - side, y - 0.82 * r
     high = low - min(max(abs(b - a) * 0.22, 22), 74)

@@ -1,8 +1,8 @@
 """Infers the contributions in each rank's tensor from a trace. No side effects.
 
 The sources are the semantics of collectives, the schedules of all-reduces if messages follow one,
-and recorded values. A tensor with the values of a received one is the same piece. Any other tensor
-may contain everything that its rank has received; these contributions are called *possible*.
+and recorded values. A tensor with the values of a received tensor is the same piece. Any other
+tensor may contain everything that its rank has received. These contributions are called *possible*.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
 def _match(
     members: tuple[int, ...], schedule: list[Round], chunks: int, sends: list[tuple[Message, Span]]
 ) -> list[AllReduce]:
-    """Split a group's messages into all-reduces; [] if they do not follow the schedule."""
+    """Return a group's messages as all-reduces, or [] if they do not follow the schedule."""
     ordered = sorted(sends, key=lambda send: send[1].seq, reverse=True)
     unmatched = grouped(ordered, lambda send: (send[0].src, send[0].dst))
     result = []
@@ -119,7 +119,7 @@ def _pop_round(
     round_: Round,
     unmatched: dict[tuple[int, int], list[tuple[Message, Span]]],
 ) -> Iterator[Transfer]:
-    """Pop and yield the messages of a round; skip missing or incomplete ones."""
+    """Pop and yield the messages of a round; skip missing or incomplete messages."""
     columns = np.broadcast_arrays(round_.src, round_.dst, round_.chunk, round_.count, round_.reduce)
     for src, dst, chunk, count, reduce in zip(*(c.tolist() for c in columns), strict=True):
         if queue := unmatched.get((members[src], members[dst])):
@@ -162,7 +162,7 @@ class Piece:
 class Change:
     """A change of the tensor of ``rank``, which replaces all pieces, or those starting at ``at``.
 
-    It happens when the call ``by`` begins, or when it ends if ``after`` is True.
+    The change happens when the call ``by`` begins, or when that call ends if ``after`` is True.
     """
 
     time: float
@@ -243,16 +243,16 @@ def _apply(index: int, all_reduce: AllReduce, result: Contributions) -> None:
         pieces = tuple(held[rank, c] for c in chunks)
         result.changes.append(Change(first.sent or 0.0, rank, first.send, False, pieces))
     for number, round_ in enumerate(all_reduce.rounds):
-        before = dict(held)
+        previous = dict(held)
         for t in sorted(round_, key=lambda t: t.message.received or 0.0):
             m, moved = t.message, range(t.chunk, t.chunk + t.count)
             assert m.send is not None and m.recv is not None and m.received is not None
-            piece = before[m.src, t.chunk]
+            piece = previous[m.src, t.chunk]
             result.payload[m.send] = Payload(
                 piece, t.chunk, t.count, all_reduce.chunks, index, number, t.reduce
             )
             for c in moved:
-                incoming = before[m.src, c]
+                incoming = previous[m.src, c]
                 added = Piece(held[m.dst, c].certain | incoming.certain)
                 held[m.dst, c] = added if t.reduce else incoming
             pieces = tuple(held[m.dst, c] for c in moved)
@@ -282,7 +282,7 @@ class _Tracer:
                 self._point_to_point(spans[0], time)
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
-        """Yield the sends and receives outside known all-reduces, without those of servers."""
+        """Yield the sends and receives outside known all-reduces, without requests to servers."""
         rounds = [round_ for all_reduce in self.result.all_reduces for round_ in all_reduce.rounds]
         known = {
             key for round_ in rounds for t in round_ for key in (t.message.send, t.message.recv)

@@ -18,7 +18,7 @@ Point = tuple[float, float]
 def arrange(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[int, Point]:
     """Return the position of every rank, x and y in [0, 1].
 
-    The ranks of each host have a row; on a single host they form a circle.
+    The ranks of each host form a row. On a single host, the ranks form a circle.
 
     Args:
         ranks: all ranks.
@@ -67,8 +67,8 @@ CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT, NAME_HEIGHT = 36, 7
 class Field:
     """The geometry of a stage: a card per rank, with a badge and a strip for its tensor.
 
-    ``at`` is the center of each card, ``card`` the size of a card, ``strip`` that of a strip.
-    With more than ``MAX_STRIPS`` ranks, a card is only a badge of ``radius``.
+    ``centers`` contains the center of each card. ``card`` is the size of a card, and ``strip`` the
+    size of a strip. With more than ``MAX_STRIPS`` ranks, a card is only a badge of ``radius``.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -84,14 +84,14 @@ class Field:
             )
             self.radius = 15
         #: Space above the cards for the names of ranks and of hosts.
-        self.above = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
-        self.named = NAME_HEIGHT if stage.hosts else 0
+        self.rank_gap = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
+        self.host_gap = NAME_HEIGHT if stage.hosts else 0
         x_spread, y_spread = self._spread([*stage.places.values()])
         w, h = self.card
         self.width = x_spread + w + 2 * FIELD_MARGIN
-        self.height = y_spread + h + 2 * FIELD_MARGIN + self.above + self.named
-        left, top = FIELD_MARGIN + w / 2, FIELD_MARGIN + h / 2 + self.above + self.named
-        self.at: dict[int, Point] = {
+        self.height = y_spread + h + 2 * FIELD_MARGIN + self.rank_gap + self.host_gap
+        left, top = FIELD_MARGIN + w / 2, FIELD_MARGIN + h / 2 + self.rank_gap + self.host_gap
+        self.centers: dict[int, Point] = {
             rank: (round(left + x * x_spread), round(top + y * y_spread))
             for rank, (x, y) in stage.places.items()
         }
@@ -100,12 +100,12 @@ class Field:
     @property
     def hosts(self) -> dict[str, tuple[float, float, float, float]]:
         """The area of each host's name and cards: left, top, right and bottom."""
-        (w, h), above = self.card, self.above + self.named
+        (w, h), space = self.card, self.rank_gap + self.host_gap
         areas = {}
         for host, ranks in grouped(self._host_of, lambda rank: self._host_of[rank]).items():
-            xs, ys = zip(*(self.at[rank] for rank in ranks), strict=True)
+            xs, ys = zip(*(self.centers[rank] for rank in ranks), strict=True)
             left, right = min(xs) - w / 2, max(xs) + w / 2
-            areas[host] = left, min(ys) - h / 2 - above, right, max(ys) + h / 2
+            areas[host] = left, min(ys) - h / 2 - space, right, max(ys) + h / 2
         return areas
 
     @property
@@ -115,27 +115,27 @@ class Field:
         badge = 2 * self.radius
         return (badge + BADGE_GAP + strip if strip else badge), max(high, badge)
 
-    def cell(self, rank: int, i: int, of: int) -> tuple[float, float, float]:
+    def cell(self, rank: int, i: int, count: int) -> tuple[float, float, float]:
         """Return the upper left corner and the width of a piece of a rank's tensor."""
-        (x, y), (w, _), (strip, high) = self.at[rank], self.card, self.strip
-        return x + w / 2 - strip + i * strip / of, y - high / 2, strip / of
+        (x, y), (w, _), (strip, high) = self.centers[rank], self.card, self.strip
+        return x + w / 2 - strip + i * strip / count, y - high / 2, strip / count
 
     def badge(self, rank: int) -> Point:
         """Return the center of a rank's badge."""
-        x, y = self.at[rank]
+        x, y = self.centers[rank]
         return x - self.card[0] / 2 + self.radius, y
 
     def ends(self, a: int, b: int, offset: float = 0) -> tuple[Point, Point]:
         """Return the ends of a line from the edge of one card to the edge of another."""
-        (x1, y1), (x2, y2) = self.edge(a, self.at[b]), self.edge(b, self.at[a])
-        length = math.dist(self.at[a], self.at[b]) or 1.0
-        dx = -offset * (self.at[b][1] - self.at[a][1]) / length
-        dy = offset * (self.at[b][0] - self.at[a][0]) / length
+        (x1, y1), (x2, y2) = self.edge(a, self.centers[b]), self.edge(b, self.centers[a])
+        length = math.dist(self.centers[a], self.centers[b]) or 1.0
+        dx = -offset * (self.centers[b][1] - self.centers[a][1]) / length
+        dy = offset * (self.centers[b][0] - self.centers[a][0]) / length
         return (x1 + dx, y1 + dy), (x2 + dx, y2 + dy)
 
     def edge(self, rank: int, to: Point) -> Point:
         """Return the point on a card's edge that faces another point."""
-        (x, y), (w, h) = self.at[rank], self.card
+        (x, y), (w, h) = self.centers[rank], self.card
         length = math.dist((x, y), to) or 1.0
         ux, uy = (to[0] - x) / length, (to[1] - y) / length
         distance = min((w / 2 + 6) / max(abs(ux), 1e-9), (h / 2 + 6) / max(abs(uy), 1e-9))
@@ -144,14 +144,14 @@ class Field:
 
     def hub(self, members: Iterable[int]) -> Point:
         """Return the center of a collective's members."""
-        points = [self.at[rank] for rank in members if rank in self.at] or [(0.0, 0.0)]
+        points = [self.centers[rank] for rank in members if rank in self.centers] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, places: Sequence[Point]) -> tuple[float, float]:
         """Return the distances between the outermost cards at which no cards overlap."""
         n, (w, h), levels = len(places), self.card, len({y for _, y in places})
-        circle = n > 2 and not self.named
-        height = max(levels - 1, 0) * (h + ROW_GAP + self.above)
+        circle = n > 2 and not self.host_gap
+        height = max(levels - 1, 0) * (h + ROW_GAP + self.rank_gap)
         if circle:
             height = 230 if n <= 4 else 310
         if n > MAX_STRIPS:
@@ -160,12 +160,15 @@ class Field:
             abs(x1 - x2)
             for i, (x1, y1) in enumerate(places)
             for x2, y2 in places[:i]
-            if abs(y1 - y2) * height < h + 12 + self.above
+            if abs(y1 - y2) * height < h + 12 + self.rank_gap
         ]
-        least = min(distances, default=1.0) or 1.0
+        min_distance = min(distances, default=1.0) or 1.0
         available = MAX_WIDTH - 2 * FIELD_MARGIN
-        if self.strip[0] and (over := w - (least * available - MIN_CARD_GAP) / (1 + least)) > 0:
-            self.strip = max(8.0, self.strip[0] - over), self.strip[1]
+        if (
+            self.strip[0]
+            and (excess := w - (min_distance * available - MIN_CARD_GAP) / (1 + min_distance)) > 0
+        ):
+            self.strip = max(8.0, self.strip[0] - excess), self.strip[1]
         gap = CARD_GAP if self.strip[0] and n > 2 else 2 * CARD_GAP
-        width = min((self.card[0] + gap) / least, available - self.card[0])
+        width = min((self.card[0] + gap) / min_distance, available - self.card[0])
         return (max(width, 1.15 * height) if circle else width), height

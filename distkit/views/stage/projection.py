@@ -2,7 +2,7 @@
 
 No side effects.
 
-A *keyframe* is a message or a collective. The members of a collective send to a hub in the middle,
+A *keyframe* is a message or a collective. The members of a collective send to a hub in the middle
 and receive the result from it.
 """
 
@@ -41,7 +41,7 @@ NOTHING = Payload()
 class Keyframe:
     """A message or collective: its senders with their starts, its receivers with their ends [s].
 
-    ``meeting_time`` is the time when the members of a collective meet, None for a message.
+    ``meeting_time`` is the time when the members of a collective meet; None for a message.
     ``members_receive`` is True if members receive from the ``root`` or from each other, and False
     if only the root receives. ``calls`` are the participating calls.
     """
@@ -84,7 +84,7 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class Stage:
-    """The data needed to draw a run. Times are in seconds, except those of ``changes``, in rounds.
+    """The data needed to draw a run. Times are in seconds, except in ``changes`` (rounds).
 
     ``facts`` describe the run and are shown next to the title.
     ``notices`` are warnings for the reader.
@@ -178,10 +178,10 @@ def _line(s: Span | None) -> str:
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
     """Yield the collectives; their members meet when the last one arrives."""
     started = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
-    for tied in trace.grouped_by_match(started):
-        members = sorted(tied, key=lambda s: s.rank)
+    for spans in trace.grouped_by_match(started):
+        members = sorted(spans, key=lambda s: s.rank)
         first, ranks = members[0], tuple(s.rank for s in members)
-        done, last = [s.end for s in members if s.end is not None], max(s.start for s in members)
+        ends, last = [s.end for s in members if s.end is not None], max(s.start for s in members)
         yield Keyframe(
             op=" / ".join(sorted({str(s.op) for s in members})),
             senders=ranks,
@@ -192,7 +192,7 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
             nbytes=max(s.nbytes for s in members),
             label=clean(first.label),
             where=_line(first),
-            meeting_time=(last + min(done)) / 2 if done and min(done) > last else last,
+            meeting_time=(last + min(ends)) / 2 if ends and min(ends) > last else last,
             root=first.peer
             if first.op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER)
             else None,
@@ -203,7 +203,7 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
 def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Keyframe]:
     """Return the keyframes sorted by end, with their rounds.
 
-    A keyframe is one round after the latest of its senders; messages of an all-reduce have the
+    A keyframe is one round after the latest of its senders. The messages of an all-reduce have the
     rounds of its schedule.
     """
     first_rounds: dict[int, int] = {}  # first round of each all-reduce
@@ -352,9 +352,9 @@ def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[st
     where = {keyframe.where for keyframe in keyframes}
     texts, first = _common(keyframes), keyframes[0]
     if len(keyframes) == 1:
-        took = "" if first.end is None else human_seconds(first.end - first.begin)
+        duration = "" if first.end is None else human_seconds(first.end - first.begin)
         label = "" if first.op == "send" else first.label
-        texts = [participants(first, names), *details_of(first), label, took]
+        texts = [participants(first, names), *details_of(first), label, duration]
     caption: dict[str, object] = {
         "caption": texts[0],
         "details": " · ".join(filter(None, texts[1:])),

@@ -96,7 +96,7 @@ class _Renderer:
             self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
     def _draw_links(self) -> None:
-        """Draw a line between ranks that communicate, with the directions if there are few."""
+        """Draw a line between ranks that communicate, with directions if there are few lines."""
         links = sorted({(min(pair), max(pair)) for pair in self.stage.sent})
         ends = (self.field.ends(a, b) for a, b in links)
         d = "".join(f"M{a[0]:.0f} {a[1]:.0f}L{b[0]:.0f} {b[1]:.0f}" for a, b in ends)
@@ -120,7 +120,7 @@ class _Renderer:
                 self.scene.add(x, y, number, layer=BADGE)
             if name != f"rank {rank}" and len(self.lanes) <= MAX_STRIPS:
                 words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
-                self.scene.add(*self.field.at[rank], words, layer=BADGE)
+                self.scene.add(*self.field.centers[rank], words, layer=BADGE)
 
     # -- tensors of ranks -----------------------------------------------------------------
 
@@ -129,9 +129,11 @@ class _Renderer:
         changes = grouped(self.stage.changes, lambda change: change[1].rank)
         nothing: tuple[Piece, ...] = ()
         for rank in self.lanes:
-            of_rank = changes.get(rank, [])
-            contents = [*accumulate((change for _, change in of_rank), _changed, initial=nothing)]
-            begins = [time for time, _ in of_rank]
+            rank_changes = changes.get(rank, [])
+            contents = [
+                *accumulate((change for _, change in rank_changes), _apply_change, initial=nothing)
+            ]
+            begins = [time for time, _ in rank_changes]
             spans = [*zip(begins, contents[1:], [*begins[1:], None], strict=False)]
             for n, group in groupby(spans, key=lambda span: len(span[1])):
                 self._draw_strip(rank, n, [*group])
@@ -147,8 +149,8 @@ class _Renderer:
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
             for _, group in groupby(cells, key=lambda cell: (cell[1].certain, cell[1].possible)):
-                equal = [*group]
-                self._draw_piece(rank, i, n, equal[0][0], equal[0][1], equal[-1][2])
+                same = [*group]
+                self._draw_piece(rank, i, n, same[0][0], same[0][1], same[-1][2])
         if n < 2:
             return
         interval: Any = {"begin": spans[0][0], "end": spans[-1][2], "layer": CHUNK}
@@ -161,9 +163,9 @@ class _Renderer:
             self.scene.add(x, y, letters(digits, "chunk", places, y=high / 2 + 4.5), **interval)
 
     def _draw_piece(
-        self, rank: int, i: int, of: int, begin: float, piece: Piece, end: float | None
+        self, rank: int, i: int, count: int, begin: float, piece: Piece, end: float | None
     ) -> None:
-        x, y, w = self.field.cell(rank, i, of)
+        x, y, w = self.field.cell(rank, i, count)
         shapes = *_tooltip(piece), *self._layers(piece, round(w, 2))
         self.scene.add(x, y, *shapes, begin=begin, end=end, layer=CELL)
 
@@ -264,12 +266,12 @@ class _Renderer:
             self.scene.add(*near, *dot, begin=meeting_time, layer=DOT)
 
 
-def _changed(now: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
+def _apply_change(pieces: tuple[Piece, ...], change: Change) -> tuple[Piece, ...]:
     """Return the pieces of a tensor after a change."""
-    if change.at is None:
+    if (first := change.at) is None:
         return change.pieces
     return (
-        (*now[: change.at], *change.pieces, *now[change.at + len(change.pieces) :]) if now else now
+        (*pieces[:first], *change.pieces, *pieces[first + len(change.pieces) :]) if pieces else ()
     )
 
 
@@ -288,20 +290,20 @@ def _tooltip(piece: Piece) -> tuple[Shape, ...]:
 
 @cached_drawing
 def _contributions(
-    certain: tuple[int, ...], possible: tuple[int, ...], w: float, h: float, of: int
+    certain: tuple[int, ...], possible: tuple[int, ...], w: float, h: float, ranks: int
 ) -> tuple[Shape, ...]:
     """Return a chunk with a colored layer for each certain or possible contributor."""
-    each = h / of
+    layer_height = h / ranks
     shapes = [rect(w, h, "now")]
     for style, lanes in (("own", certain), ("pale", possible)):
-        shapes += [rect(w, each, style, y=lane * each, lane=lane) for lane in lanes]
+        shapes += [rect(w, layer_height, style, y=lane * layer_height, lane=lane) for lane in lanes]
     return tuple(shapes)
 
 
 @cached_drawing
-def _parcel(inside: tuple[Shape, ...], w: float, h: float, digits: str) -> Sequence[Shape]:
+def _parcel(layers: tuple[Shape, ...], w: float, h: float, digits: str) -> Sequence[Shape]:
     """Return a piece in flight, relative to its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
     if not digits or w < 14:
-        return box, *inside
-    return box, *inside, text(digits, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")
+        return box, *layers
+    return box, *layers, text(digits, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")

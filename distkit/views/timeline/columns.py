@@ -88,8 +88,8 @@ class Columns:
     def waited(self) -> dict[str, NDArray[Any]]:
         """Return the waits of the drawn operations.
 
-        ``waits`` are the indices of waiting operations, ``since`` is the time from their start to
-        the wait, and ``waited`` its duration [s].
+        ``waits`` contains the indices of waiting operations, ``since`` the time from the start of
+        the operation to its wait, and ``waited`` the duration of the wait [s].
         """
         result = self.waits
         waiting = np.flatnonzero(self.drawn & ~result.is_final & (result.waited > MIN_WAIT))
@@ -101,9 +101,9 @@ class Columns:
 
     def arrows_of(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at any of these operations."""
-        known, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
+        is_chosen, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
         arrows: Ints = np.flatnonzero(
-            pairs.is_started & ~pairs.is_partial & (known[pairs.send] | known[pairs.recv])
+            pairs.is_started & ~pairs.is_partial & (is_chosen[pairs.send] | is_chosen[pairs.recv])
         )
         return arrows
 
@@ -214,7 +214,7 @@ class Columns:
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
-        """Return when a rank died [s], None if it did not or the time is unknown.
+        """Return when a rank died [s]; None if it did not, or if the time is unknown.
 
         A server whose backup took over has no end, unlike a worker that was replaced.
         """
@@ -226,24 +226,26 @@ class Columns:
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's communication, limited to the picture.
 
-        An asynchronous call, during which the rank begins marked computation, starts when the last
-        of it ends.
+        An asynchronous call during which the rank begins marked computation counts only from the
+        end of the last such computation.
         """
-        ops, own, waited = self.ops, self.of_rank(rank), self.waits.waited
-        communicates = ~ops.mark[own] & ~(~ops.ended[own] & ops.scheduled[own])
-        ends = np.where(ops.ended[own], ops.end[own], self._died(rank) or self._until)
-        starts = ops.start[own] + np.where(self.waits.is_final[own], waited[own], 0)
-        begun, done = (np.append(-np.inf, times[ops.mark[own]]) for times in (starts, ends))
-        last = np.searchsorted(begun, ends) - 1  # marks begin in order
-        starts = np.where(begun[last] > starts, np.minimum(done[last], ends), starts)
+        ops, part, waited = self.ops, self.of_rank(rank), self.waits.waited
+        communicates = ~ops.mark[part] & ~(~ops.ended[part] & ops.scheduled[part])
+        ends = np.where(ops.ended[part], ops.end[part], self._died(rank) or self._until)
+        starts = ops.start[part] + np.where(self.waits.is_final[part], waited[part], 0)
+        mark_starts, mark_ends = (
+            np.append(-np.inf, times[ops.mark[part]]) for times in (starts, ends)
+        )
+        last = np.searchsorted(mark_starts, ends) - 1  # marks begin in order
+        starts = np.where(mark_starts[last] > starts, np.minimum(mark_ends[last], ends), starts)
         return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
         """Return start and end of a rank's waits."""
-        result, own = self.waits, self.of_rank(rank)
-        waiting = (result.waited[own] > 0) & ~result.is_final[own]
-        since = result.since[own][waiting]
-        return since, since + result.waited[own][waiting]
+        result, part = self.waits, self.of_rank(rank)
+        waiting = (result.waited[part] > 0) & ~result.is_final[part]
+        since = result.since[part][waiting]
+        return since, since + result.waited[part][waiting]
 
     @cached_property
     def waits(self) -> Waits:
@@ -271,8 +273,8 @@ class Columns:
 
     def _totals(self, rank: int) -> Json:
         """Return the rows, fractions of time and sent traffic of a rank."""
-        own, died = self.of_rank(rank), self._died(rank)
-        mark, row = self.ops.mark[own], self.row[own]
+        part, died = self.of_rank(rank), self._died(rank)
+        mark, row = self.ops.mark[part], self.row[part]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
         busy, waiting = (
             length(*intervals(rank)) for intervals in (self.communication, self.waiting)
@@ -372,7 +374,7 @@ def compact(**fields: Any) -> Json:
 
 
 def rows(ops: Operations, events: int) -> Ints:
-    """Return the row of each operation in its lane: the first that is free when it begins.
+    """Return the row of each operation in its lane: the first row that is free when it begins.
 
     Args:
         ops: the operations.
@@ -381,13 +383,13 @@ def rows(ops: Operations, events: int) -> Ints:
     lane = (ops.rank * 2 + ops.mark) * (events + 1)  # offset of each lane
     order = np.argsort(lane + ops.begin)
     begin = (lane + ops.begin)[order]
-    until = (lane + np.where(ops.ended, ops.last, events))[order]
-    isolated = begin[1:] > np.maximum.accumulate(until)[:-1]  # all before it have ended
+    end = (lane + np.where(ops.ended, ops.last, events))[order]
+    isolated = begin[1:] > np.maximum.accumulate(end)[:-1]  # all earlier operations have ended
     crowded = np.flatnonzero(~(np.append(True, isolated) & np.append(isolated, True)))
     result, ends = np.zeros(len(ops), np.int64), list[int]()  # the current end of each row
-    columns = (order[crowded], begin[crowded], until[crowded])
+    columns = (order[crowded], begin[crowded], end[crowded])
     for i, first, last in zip(*(column.tolist() for column in columns), strict=True):
-        row = next((row for row, end in enumerate(ends) if end < first), len(ends))
+        row = next((row for row, row_end in enumerate(ends) if row_end < first), len(ends))
         ends[row : row + 1] = [last]
         result[i] = row
     return result

@@ -26,7 +26,7 @@ from distkit.views.scene.theme import (
 )
 from distkit.views.scene.values import fitting
 
-#: Maximum numbers of operations and ranks drawn; a notice states how many.
+#: Maximum numbers of drawn operations and ranks; a notice states how many are drawn.
 MAX_BARS, MAX_LANES = 200, 48
 #: Width of the picture, right edge of the lanes, height of a host name above them, length of an
 #: arrow's head, minimum width of a bar with a label [px].
@@ -152,10 +152,10 @@ class _Renderer:
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
         #: The labels of the marks that have space for them.
-        self.inside = {
+        self.fitting_labels = {
             bar["label"]
             for bar in picture["bars"]
-            if bar["kind"] == "mark" and "label" in bar and self._inside_label(bar)
+            if bar["kind"] == "mark" and "label" in bar and self._label_in_bar(bar)
         }
         # a collective is named once: on the first rank with space for its longest text
         ended = sorted(
@@ -185,13 +185,13 @@ class _Renderer:
         yield from self._head()
         yield from self._lanes()
         if self.boxes:
-            yield from self._inside()
+            yield from self._content()
         else:
             yield svg.text(24, self.bottom - 8, "nothing was recorded", GRAY)
         if not self.picture.get("bare"):
             yield self._foot()
 
-    def _inside(self) -> Iterator[str]:
+    def _content(self) -> Iterator[str]:
         """Yield the content of the lanes."""
         yield from self._axis()
         bars = self.picture["bars"]
@@ -291,14 +291,14 @@ class _Renderer:
             color = WARNING_LIGHT
         elif style == "mark":
             color = WORK_LIGHT[_kind(bar)]
-        label, after = ("", False) if bar["id"] in self.unnamed else self._label(bar)
-        strength = 0 if after else STRENGTHS[style]
+        label, follows = ("", False) if bar["id"] in self.unnamed else self._label(bar)
+        strength = 0 if follows else STRENGTHS[style]
         ink = svg.readable(color) if strength == 1 else (WARNING_LIGHT if style == "open" else INK)
         halo = (
             f'font-size="11.5" stroke="{svg.tint(color, strength)}" stroke-width="3" '
             'paint-order="stroke" stroke-linejoin="round"'
         )
-        start = x + width + 4 if after else x + min(5, width / 6)
+        start = x + width + 4 if follows else x + min(5, width / 6)
         return (
             svg.rect(
                 x,
@@ -314,16 +314,16 @@ class _Renderer:
     def _label(self, bar: Json) -> tuple[str, bool]:
         """Return the longest label for which a bar has space, and whether it follows the bar.
 
-        Labels after marks name marks that are all thin.
+        A label follows a mark if all marks with that label are too thin for it.
         """
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
-        if style != "mark" or width < MIN_LABELED or bar.get("label") in self.inside:
-            return self._inside_label(bar), False
+        if style != "mark" or width < MIN_LABELED or bar.get("label") in self.fitting_labels:
+            return self._label_in_bar(bar), False
         later = (left for left, top, *_ in self.boxes.values() if left > x and top == y)
         space = min(later, default=RIGHT) - x - width - 10
         return fitting(self._labels(bar, style), space, 11.5) if height >= 11 else "", True
 
-    def _inside_label(self, bar: Json) -> str:
+    def _label_in_bar(self, bar: Json) -> str:
         (_, _, width, height), labels = self.boxes[bar["id"]], self._labels(bar, _style(bar))
         return fitting(labels, width - min(8, width / 4), 11.5) if height >= 11 else ""
 
@@ -371,9 +371,9 @@ class _Renderer:
         for members in collectives.values():
             members.sort(key=lambda bar: order.index(bar["rank"]))
             color = WARNING_LIGHT if len({bar["op"] for bar in members}) > 1 else INK
-            for above, below in pairwise(members):
-                adjacent = order.index(below["rank"]) == order.index(above["rank"]) + 1
-                yield _band(self.boxes[above["id"]], self.boxes[below["id"]], color, adjacent)
+            for upper, lower in pairwise(members):
+                adjacent = order.index(lower["rank"]) == order.index(upper["rank"]) + 1
+                yield _band(self.boxes[upper["id"]], self.boxes[lower["id"]], color, adjacent)
 
     def _arrow(self, arrow: Json) -> tuple[str, str]:
         """Return the shaft and the head of an arrow; if one end is missing, it is a stub."""
@@ -410,9 +410,9 @@ class _Renderer:
         return (lane.middle, lane.height) if lane else (self.bottom, 0.0)
 
 
-def _band(above: Box, below: Box, color: str, adjacent: bool) -> str:
-    """Return a band between two bars; across other lanes it is only an outline."""
-    (x1, y1, w1, h1), (x2, y2, w2, _) = above, below
+def _band(upper: Box, lower: Box, color: str, adjacent: bool) -> str:
+    """Return a band between two bars; across other lanes, it is only an outline."""
+    (x1, y1, w1, h1), (x2, y2, w2, _) = upper, lower
     top, middle = y1 + h1, (y1 + h1 + y2) / 2
     path = (
         f"M{x1:.1f} {top:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"

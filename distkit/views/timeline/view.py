@@ -22,7 +22,7 @@ class Timeline(View):
 
     Bars are operations, arrows are messages, and bands connect the members of a collective. Thin
     bars at the bottom of a lane are marked computation. During the run, new operations appear as
-    they happen; an operation that never ends stays open.
+    they happen. An operation that never ends stays open.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog
 
 #: Minimum time between updates of a live view, and time to collect events of all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
-#: Minimum pause between updates, relative to the CPU time of the last one; ranks need the CPU.
+#: Minimum pause between updates, as a multiple of the last update's CPU time; ranks need the CPU.
 PAUSE = 4
 
 
@@ -69,7 +69,7 @@ class Steppable(Live, Protocol):
 
     It also has the methods ``next(rank)``, ``back()``, ``seek(position)``, ``play(speed)``,
     ``pause()`` and ``finish()``, which the cockpit calls by name. They may be called from any
-    thread, and raise :class:`~distkit.errors.DistkitError` if they are not applicable. All except
+    thread and raise :class:`~distkit.errors.DistkitError` if they are not applicable. All except
     ``pause``, ``back`` and ``seek`` may block.
     """
 
@@ -91,7 +91,7 @@ class Steppable(Live, Protocol):
 
     @property
     def playing(self) -> bool:
-        """True while it steps automatically."""
+        """True while the run steps automatically."""
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -130,7 +130,7 @@ class Worker:
 
 
 class Notifier:
-    """A thread that calls ``act`` soon after a notification, once for each burst of them.
+    """A thread that calls ``act`` soon after a notification, once for a burst of notifications.
 
     The pause grows with the processor time of a call, so large pictures are updated less often.
 
@@ -146,7 +146,7 @@ class Notifier:
         threading.Thread(target=self._work, daemon=True).start()
 
     def notify(self, *, now: bool = False) -> None:
-        """Request a call of ``act``, ``now`` without a pause. Thread-safe, never blocks."""
+        """Request a call of ``act``, without a pause if ``now``. Thread-safe; never blocks."""
         if now:
             self._now.set()
         self._due.set()
@@ -166,6 +166,6 @@ class Notifier:
                 return
             self._due.clear()
             self._now.clear()
-            began = time.thread_time()
+            start = time.thread_time()
             self._act()
-            pause = max(self._period, PAUSE * (time.thread_time() - began))
+            pause = max(self._period, PAUSE * (time.thread_time() - start))

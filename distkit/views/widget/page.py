@@ -27,7 +27,7 @@ from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Maximum number of operations in a page; above MAX_EVENTS events it has only the timeline.
+#: Maximum number of operations in a page; above MAX_EVENTS events, a page has only the timeline.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 #: Maximum numbers of the stage's calls and of tensor values in a page, per run.
 MAX_CALLS, MAX_VALUES = 4_000, 16_000
@@ -93,8 +93,8 @@ def to_html(
         path: the file to write.
         title: the page's heading.
         about: a sentence about each of several traces, by name.
-        first: views in order of preference. Each trace opens with the first that it has, or else
-            with the timeline.
+        first: views in order of preference. Each trace opens with the first of these that it has,
+            or with the timeline if it has none of them.
 
     Returns:
         The path.

@@ -63,7 +63,7 @@ class NotebookSnapshot:
         self, draw: Callable[[], tuple[str, str]], is_live: Callable[[], bool] = lambda: False
     ) -> None:
         self._draw, self._is_live, self._handle = draw, is_live, None
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
         """Display the picture and the widget in the current cell.
@@ -75,7 +75,7 @@ class NotebookSnapshot:
         from IPython.display import display
 
         view = {kind: value for kind, value in widget.items() if kind.endswith("+json")}
-        with self._sending:  # a concurrent refresh() must wait
+        with self._send_lock:  # a concurrent refresh() must wait
             self._handle = display(self.bundle(), raw=True, display_id=True)
         if view:  # empty HTML for front ends without widgets
             display({**view, "text/html": ""}, raw=True, metadata=metadata or {})
@@ -89,20 +89,20 @@ class NotebookSnapshot:
 
     def fold(self, line: str) -> None:
         """Replace the picture and the widget with one line that expands to the picture."""
-        self._replace(lambda: as_picture(self._draw()[0], line, around=partial(_folded, line)))
+        self._replace(lambda: as_picture(self._draw()[0], line, wrap=partial(_fold_html, line)))
 
     def remove(self) -> None:
         """Remove the picture and the widget from the notebook."""
         self._replace(lambda: _REMOVED)
 
     def _replace(self, bundle: Callable[[], dict[str, str]]) -> None:
-        with self._sending:
+        with self._send_lock:
             if self._handle is not None:
                 self._handle.update(bundle(), raw=True)
 
     def bundle(self) -> dict[str, str]:
         """Return the picture for all front ends."""
-        return as_picture(*self._draw(), around=self._without_widget)
+        return as_picture(*self._draw(), wrap=self._without_widget)
 
     def _without_widget(self, html: str) -> str:
         """Wrap HTML so that it is visible only without the widget."""
@@ -110,7 +110,7 @@ class NotebookSnapshot:
         return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
 
 
-def _folded(line: str, html: str) -> str:
+def _fold_html(line: str, html: str) -> str:
     """Return a line that expands to ``html``."""
     return (
         f'<style>{_FOLDED}</style><details class="distkit-folded"><summary>{escape(line)}'
@@ -141,16 +141,16 @@ class HtmlSnapshot(NotebookSnapshot):
         }
 
 
-def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dict[str, str]:
+def as_picture(drawn: str, text: str, wrap: Callable[[str], str] = str) -> dict[str, str]:
     """Return a picture for all front ends.
 
     The image is embedded in HTML, so that it follows JupyterLab's theme and is visible in untrusted
     notebooks.
 
     Args:
-        drawn: the picture, SVG.
+        drawn: the picture as SVG.
         text: the picture as text for terminals; its first line describes the image.
-        around: wraps the HTML of the image.
+        wrap: wraps the HTML of the image.
     """
     encoded = base64.b64encode(svg.themed(drawn).encode()).decode("ascii")
     image = (
@@ -158,7 +158,7 @@ def as_picture(drawn: str, text: str, around: Callable[[str], str] = str) -> dic
         f'style="max-width:100%" src="data:image/svg+xml;base64,{encoded}">'
     )
     return {
-        "text/html": around(f"<style>{_SCHEME}</style>{image}"),
+        "text/html": wrap(f"<style>{_SCHEME}</style>{image}"),
         "image/svg+xml": drawn,
         "text/plain": text,
     }

@@ -1,7 +1,7 @@
 """Defines the base classes of all views of a trace.
 
-A view has a pure projection, from a trace to plain data, and two renderers, live and static. All
-scenes share the same renderers.
+A view has a pure projection, from a trace to plain data, and two renderers, one live and one
+static. All scenes share the same renderers.
 """
 
 from __future__ import annotations
