@@ -89,8 +89,8 @@ def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
     verb_stem = "push" if request.op is Op.PULL else "call"
     rank_state = facts.stuck.get(worker)
     if rank_state is not None:
-        before = f"after {verb_stem}ing it {times(count)}" if count else f"before {verb_stem}ing it"
-        return "wait", f"in {facts.call(rank_state)}{at(rank_state.where)} {before}"
+        order = f"after {verb_stem}ing it {times(count)}" if count else f"before {verb_stem}ing it"
+        return "wait", f"in {facts.call(rank_state)}{at(rank_state.where)} {order}"
     reasons = facts.known_reasons([worker])
     if count:
         return "have", f"{verb_stem}ed it {times(count)} and finished{reasons}"

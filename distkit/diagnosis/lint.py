@@ -80,8 +80,8 @@ def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
         is_late = touch.attributes.get("function") == ""  # detected only at the wait
         return "" if is_late else touch.where, span.op
 
-    known = [facts.by_key[key] for key in touched if key in facts.by_key]
-    for (where, _), spans in grouped(known, line_and_op).items():
+    calls = [facts.by_key[key] for key in touched if key in facts.by_key]
+    for (where, _), spans in grouped(calls, line_and_op).items():
         writes = all("writes" in touched[s.rank, s.seq].attributes for s in spans)
         yield _used_early(spans, writes, where)
     for s in facts.spans:
@@ -125,7 +125,7 @@ def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding
     groups = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
     for (_, op), group in groups.items():
         touches = (facts.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in facts.touches)
-        used = next((touch.where for touch in touches), "")
+        place = next((touch.where for touch in touches), "")
         rule = rules.not_waited
         if op is not None:
             rule = rules.barrier_not_waited if op is Op.BARRIER else rules.result_not_waited
@@ -133,8 +133,8 @@ def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding
             *group,
             culprits=sorted({s.rank for s in group}),
             calls=Calls(group, _async_call),
-            used=rules.not_waited.fill("used", where=used) if used else "",
-            where=used,
+            used=rules.not_waited.fill("used", where=place) if place else "",
+            where=place,
         )
 
 

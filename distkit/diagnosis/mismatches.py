@@ -196,13 +196,13 @@ def _required(facts: Evidence, column: Column) -> Finding | None:
 
 
 def _makes_extra_call(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
-    """Return whether a rank makes an extra call before it reaches the others' call.
+    """Return whether a rank makes an extra call before it reaches the call of the other ranks.
 
-    If the others have made the extra call equally often, the rank has skipped their call instead.
+    If they have made the extra call equally often, the rank has skipped their call instead.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
-    before = [facts.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
-    names = () if before[0] == before[1] > 0 else facts.program.calls_below(facts.path(span))
+    counts = [facts.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
+    names = () if counts[0] == counts[1] > 0 else facts.program.calls_below(facts.path(span))
     return any(str(op) in name for name in names)
 
 

@@ -261,7 +261,10 @@ class WaitForGraph:
         return () if self._has_partner(e) else (e.peer,)
 
     def _possible_setters(self, e: Event | Span) -> tuple[int, ...]:
-        """Return the ranks that could set a key: those not in the same wait, or else all others."""
+        """Return the ranks that could set a key.
+
+        These are the ranks that are not in the same wait. If there are none, they are all others.
+        """
         if not self.keys.missing(e):
             return ()
         others = [r for r in self.ranks if r != e.rank]
