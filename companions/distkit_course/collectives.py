@@ -93,7 +93,7 @@ class CollectiveTrial:
         return final != initial or bool(trace.messages)
 
     def _costs(self, trace: Trace) -> Iterator[Criterion]:
-        """Compare messages, bytes and rounds with those of the algorithm."""
+        """Compare messages, bytes and rounds with the algorithm's messages, bytes and rounds."""
         best, sent = self.algorithm, measured(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
         required = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)

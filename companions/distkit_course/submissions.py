@@ -66,9 +66,12 @@ def read(submission: Path) -> dict[str, SubmittedFunction | str]:
         reason = str(error) or type(error).__name__
         raise DistkitError(f"{submission.name} cannot be read: {reason}") from error
     answers = _answers(cells)
-    used = {id(cell) for cell, _ in answers.values()}
+    answer_cells = {id(cell) for cell, _ in answers.values()}
     shared = [
-        definition for cell in cells if id(cell) not in used for definition in cell.definitions
+        definition
+        for cell in cells
+        if id(cell) not in answer_cells
+        for definition in cell.definitions
     ]
     return {name: cell.answer(function, shared) for name, (cell, function) in answers.items()}
 

@@ -86,7 +86,7 @@ def align(
 
 
 def _bounds(hosts: list[str], messages: Iterable[CrossHostMessage]) -> NDArray[np.float64]:
-    """Return the upper bounds of the clock of one host (column) minus that of another (row) [s]."""
+    """Return the upper bounds of a host's clock (column) minus another host's clock (row) [s]."""
     upper = np.full((len(hosts), len(hosts)), math.inf)
     for c in messages:
         pair = hosts.index(c.src), hosts.index(c.dst)
@@ -142,20 +142,20 @@ def enforce_causality(trace: Log) -> Log:
         rank: host if host in errors else _HERE
         for rank, host in hosts_if_several(trace.info).items()
     }
-    near = [  # contradictions within the errors of both clocks
+    close_messages = [  # a contradiction would be within the errors of both clocks
         c
         for c in cross_host_messages(trace, hosts)
         if abs(c.received - c.sent) <= errors.get(c.src, 0.0) + errors.get(c.dst, 0.0)
     ]
-    if all(c.received >= c.sent for c in near):
+    if all(c.received >= c.sent for c in close_messages):
         return trace
     for host, error in errors.items():  # the known bounds of each clock, as messages
-        near += [
+        close_messages += [
             CrossHostMessage(_HERE, 0.0, host, error),
             CrossHostMessage(host, 0.0, _HERE, error),
         ]
     try:
-        offsets = align(dict.fromkeys([_HERE, *errors], 0.0), near)
+        offsets = align(dict.fromkeys([_HERE, *errors], 0.0), close_messages)
     except ClocksDisagree:
         return trace
     moves = {h: min(max(offsets[h].ahead, -error), error) for h, error in errors.items()}
@@ -164,7 +164,7 @@ def enforce_causality(trace: Log) -> Log:
 
 
 def cross_host_messages(trace: EventLog, hosts: Mapping[int, str]) -> Iterator[CrossHostMessage]:
-    """Yield the messages between hosts, including those of collectives.
+    """Yield the messages between hosts, including the messages of collectives.
 
     Args:
         trace: the trace, with each host's times measured on its own clock.

@@ -60,8 +60,8 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
     """
     formula = ALL_REDUCES[algorithm].seconds if algorithm in ALL_REDUCES else None
     if formula is None:
-        known = ", ".join(name for name, entry in ALL_REDUCES.items() if entry.seconds)
-        raise ValueError(f"no cost formula for {algorithm!r}: choose from {known}")
+        names = ", ".join(name for name, entry in ALL_REDUCES.items() if entry.seconds)
+        raise ValueError(f"no cost formula for {algorithm!r}: choose from {names}")
     return plain(formula(*_check_arguments(n, nbytes, link), link, **options))
 
 

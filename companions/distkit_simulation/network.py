@@ -226,8 +226,10 @@ def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
         resource[order], return_index=True, return_inverse=True, return_counts=True
     )
     m = nbytes[order]
-    before = np.cumsum(m) - m
-    smaller = before - before[first][index]  # bytes of smaller transfers on the same resource
+    previous_bytes = np.cumsum(m) - m
+    smaller = (
+        previous_bytes - previous_bytes[first][index]
+    )  # bytes of smaller transfers on the same resource
     larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
     totals = np.empty(len(m))
     totals[order] = smaller + larger * m

@@ -359,7 +359,7 @@ def _check_events(rounds: Iterable[Round]) -> None:
 
 
 class Writer:
-    """Collects transfers and computations as events, numbered like those of a recorder."""
+    """Collects transfers and computations as events, numbered like a recorder's events."""
 
     def __init__(self, n: int) -> None:
         self.n = n

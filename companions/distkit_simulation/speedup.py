@@ -186,10 +186,10 @@ def predict(
     rows = speedups(measured)
     setting = {"ranks": ranks, "batch": batch}
     for name, value in setting.items():
-        known = [row[name] for row in rows]
-        if not min(known) <= value <= max(known):
+        tested = [row[name] for row in rows]
+        if not min(tested) <= value <= max(tested):
             raise ValueError(
-                f"{name}={value} is outside the measured range, {min(known)} to {max(known)}. "
+                f"{name}={value} is outside the measured range, {min(tested)} to {max(tested)}. "
                 "Extend the sweep."
             )
     parts = _interpolate(rows, ranks, batch)

@@ -58,7 +58,7 @@ class Worker(NamedTuple):
 
 
 class FunctionQueue:
-    """Assigns scheduled functions to workers and reassigns those of dead workers. No I/O.
+    """Assigns scheduled functions to workers, and reassigns functions of dead workers. No I/O.
 
     ::
 
@@ -490,9 +490,9 @@ def _endpoint(node: kvstore.Node) -> str:
 def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
     """Raise StrategyError if a scheduled function changes a buffer; buffers are not shared."""
     buffers = [v for v in strategy._variables if not isinstance(v, nn.Parameter)]
-    before = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
+    values = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
     yield
-    for buffer, previous in before:
+    for buffer, previous in values:
         if not buffer.nan_to_num().equal(previous):
             raise StrategyError(
                 f"A scheduled function changed {owner_of(buffer)[1]}, a buffer, which a "  # type: ignore[index]

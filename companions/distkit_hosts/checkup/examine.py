@@ -148,9 +148,9 @@ class _Examination:
         facts = self.facts
         facts.names = self.ask("resolve", lambda host: {"names": [*facts.targets]})
         for label in facts.hosts:
-            own = {*facts.machines[label]["addresses"]}
-            known = [reply[label].get("addresses", []) for reply in facts.names.values()]
-            facts.addresses[label] = choose([a for addresses in known for a in addresses], own)
+            local = {*facts.machines[label]["addresses"]}
+            resolved = [reply[label].get("addresses", []) for reply in facts.names.values()]
+            facts.addresses[label] = choose([a for addresses in resolved for a in addresses], local)
 
     def ports(self) -> None:
         """Make every machine listen, only at its own address."""

@@ -155,7 +155,7 @@ class Agent:
                 self._fork_server.send(message, fd)
 
     def _make_folder(self, processes: int, sockets: dict[str, str]) -> None:
-        """Create a folder like the kernel's, and forward its sockets to those of the kernel."""
+        """Create a folder like the kernel's, and forward its sockets to the kernel's sockets."""
         try:
             folder = cleanup.make_folder(self._prefix, processes)
         except StartError as error:

@@ -40,7 +40,7 @@ POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
 MAX_DELAY = 10.0
 #: Timeout for a rank's reply [s]; a rank that is stopped or already controlled does not reply.
 REPLY_TIMEOUT = 5.0
-#: The facts of a rank's file that a run handles like those of a cluster's rank.
+#: The facts of a rank's file that a run handles like the facts of a cluster's rank.
 _FACTS = "group", "raising", "threads", "unreduced"
 #: The reason that a released rank prints.
 _RELEASED = "ended by a notebook that follows the run"
