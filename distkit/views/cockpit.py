@@ -1,8 +1,8 @@
 """The cockpit shows a program, each rank's position in it, and buttons that step the ranks.
 
 :func:`project` returns a stepped run as plain data: the moment shown, the sources, and the run's
-state. The browser receives one moment; its tensors are those of the timeline's bars, referenced by
-id. js/cockpit.js draws the widget; this module also draws its static picture and its table.
+state. The browser receives one moment, which refers to the tensors of the timeline's bars by their
+ids. js/cockpit.js draws the widget; this module also draws its static picture and its table.
 """
 
 from __future__ import annotations

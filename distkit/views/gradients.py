@@ -76,8 +76,8 @@ class Layer:
     @property
     def equals_reference(self) -> bool:
         """Whether the result equals the single-process gradient, up to rounding."""
-        most = largest(self.reference.values) if self.reference else 0.0
-        return self.largest_difference <= ROUNDING * most
+        magnitude = largest(self.reference.values) if self.reference else 0.0
+        return self.largest_difference <= ROUNDING * magnitude
 
     @property
     def max_magnitude(self) -> float:
@@ -192,25 +192,25 @@ def _verdicts(
     trace: EventLog, training: Training, steps: Mapping[int, Mapping[str, Layer]]
 ) -> list[Json]:
     """Return the verdicts, each with "same" or "different" and a sentence."""
-    known = [
+    reduced = [
         (n, name, layer)
         for n, layers in steps.items()
         for name, layer in layers.items()
         if layer.reduction.kind
     ]
-    verdicts = [_after(known, len(trace.ranks))] if known and len(trace.ranks) > 1 else []
-    return verdicts + _against_one([layer for *_, layer in known]) + _drift(trace, training)
+    verdicts = [_after(reduced, len(trace.ranks))] if reduced and len(trace.ranks) > 1 else []
+    return verdicts + _against_one([layer for *_, layer in reduced]) + _drift(trace, training)
 
 
 def _verdict(same: bool, text: str) -> Json:
     return {"word": "same" if same else "different", "expected": True, "text": text}
 
 
-def _after(known: list[tuple[int, str, Layer]], ranks: int) -> Json:
-    kinds = {layer.reduction.kind for *_, layer in known}
+def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
+    kinds = {layer.reduction.kind for *_, layer in reduced}
     if kinds == {"own"}:
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
-    for n, layer_name, layer in known:
+    for n, layer_name, layer in reduced:
         if not layer.reduction.same:
             where = f"after step {n + 1}, {layer_name}"
             return _verdict(False, f"the ranks' gradients still differ {where}")
@@ -220,15 +220,15 @@ def _after(known: list[tuple[int, str, Layer]], ranks: int) -> Json:
 
 def _against_one(layers: list[Layer]) -> list[Json]:
     compared = [layer for layer in layers if layer.reference]
-    off = max((layer.largest_difference for layer in compared), default=0.0)
-    most = max(
+    difference = max((layer.largest_difference for layer in compared), default=0.0)
+    magnitude = max(
         (largest(layer.reference.values) for layer in compared if layer.reference), default=0.0
     )
     if not compared:
         return []
-    if off > ROUNDING * most:
-        return [_verdict(False, f"one process's gradient differs by up to {number(off)}")]
-    precision = f"the same, to within {off:.0e}" if off else "exactly the same"
+    if difference > ROUNDING * magnitude:
+        return [_verdict(False, f"one process's gradient differs by up to {number(difference)}")]
+    precision = f"the same, to within {difference:.0e}" if difference else "exactly the same"
     return [_verdict(True, f"one process computes {precision}")]
 
 
@@ -244,13 +244,13 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
         return [_verdict(True, f"the {part} bitwise equal {when}")]
     distances = _distances(complete[max(complete)])
-    since = f"from step {differing[0]} on" if differing[0] else "from the start"
-    rank, far = max(distances.items(), key=lambda item: (item[1], -item[0]))
+    start = f"from step {differing[0]} on" if differing[0] else "from the start"
+    rank, max_drift = max(distances.items(), key=lambda item: (item[1], -item[0]))
     return [
         _verdict(
             False,
-            f"the replicas' weights differ {since}; after step {max(complete)}, "
-            f"{name(trace.info, rank)} is {far:.2g} from {name(trace.info, min(distances))}",
+            f"the replicas' weights differ {start}; after step {max(complete)}, "
+            f"{name(trace.info, rank)} is {max_drift:.2g} from {name(trace.info, min(distances))}",
         )
     ]
 
@@ -321,8 +321,8 @@ AGREEMENT = (
     "1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (
-    "the largest distance of a rank's weights from those of the first rank: the square root of the "
-    "sum of the squared differences. Replicas that see the same gradients stay equal"
+    "the largest distance of a rank's weights from the first rank's weights: the square root of "
+    "the sum of the squared differences. Replicas that see the same gradients stay equal"
 )
 
 
@@ -445,26 +445,26 @@ def _curve(
     """Draw lines over steps, and the value at the current step."""
     points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
-    low, most = min(y for _, y in points), max(y for _, y in points)
+    lowest, highest = min(y for _, y in points), max(y for _, y in points)
     x_scale, y_scale = (
         (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
-        high / ((most - low) or 1.0),
+        high / ((highest - lowest) or 1.0),
     )
 
     def point(n: int, y: float) -> tuple[float, float]:
-        return AXIS_WIDTH + (n - first) * x_scale, 19 + high - (y - low) * y_scale
+        return AXIS_WIDTH + (n - first) * x_scale, 19 + high - (y - lowest) * y_scale
 
     mean = next((line for rank, line in lines if rank is None), None)
-    curve = mean or {n: max(line.get(n, low) for _, line in lines) for n, _ in points}
+    curve = mean or {n: max(line.get(n, lowest) for _, line in lines) for n, _ in points}
     ends = title(f"{name}: {figure(curve[min(curve)])} → {figure(curve[max(curve)])}", aloud=True)
     scene.add(0, top, ends, text(cut(name, CURVE_WIDTH - 60, 12), "strong", y=12))
     axis = [
-        line(point(first, low), point(last, low), "base"),
+        line(point(first, lowest), point(last, lowest), "base"),
         *(
             text(
                 figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end", size=9
             )
-            for y in {low, most}
+            for y in {lowest, highest}
         ),
         text(f"step {first}", "tick", x=AXIS_WIDTH, y=high + 31, size=9),
         text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=high + 31, anchor="end", size=9),
@@ -474,7 +474,7 @@ def _curve(
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
     scene.add(0, top, title(hint), rect(CURVE_WIDTH, high + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
-        x, _ = point(max(n, first), low)
+        x, _ = point(max(n, first), lowest)
         step = max((m for m in curve if m <= n), default=min(curve))
         scene.add(
             0,

@@ -165,27 +165,33 @@ def _verdict(
     The reference is the largest group of ranks with equal values, or the sender of a message, which
     has no ``prefix``.
     """
-    known = {rank: s for rank, s in summaries.items() if s is not None}
-    if len(known) < 2:
+    available = {rank: s for rank, s in summaries.items() if s is not None}
+    if len(available) < 2:
         return [], {}
-    names = [name(trace.info, rank) for rank in known]
-    kinds = sorted(grouped(known, lambda rank: key(known[rank])).values(), key=len, reverse=True)
-    base = known[kinds[0][0]]
+    names = [name(trace.info, rank) for rank in available]
+    kinds = sorted(
+        grouped(available, lambda rank: key(available[rank])).values(), key=len, reverse=True
+    )
+    base = available[kinds[0][0]]
     if len(kinds) == 1:
         part = f", comparing {len(base.values)} of {base.size:,} values"
-        words = f"the same on all {len(known)} ranks{part if base.size > len(base.values) else ''}"
+        words = (
+            f"the same on all {len(available)} ranks{part if base.size > len(base.values) else ''}"
+        )
         words = words if prefix else f"{names[1]} received the values that {names[0]} sent"
         return [{"word": "same", "expected": expected, "text": prefix + words}], {}
-    off = {r: unequal(base, s) for r, s in known.items() if key(s) != key(base)}
-    by = max(distance(base, known[rank]) for rank in off)
+    differing = {r: unequal(base, s) for r, s in available.items() if key(s) != key(base)}
+    difference = max(distance(base, available[rank]) for rank in differing)
     words = f"{len(kinds)} different tensors"
     if not prefix:
         words = "the received values differ from the sent values"
-    elif len(kinds) == 2 and len(off) < 4:
-        differing = ", ".join(name(trace.info, rank) for rank in off)
-        words = f"{differing} differ{'s' if len(off) == 1 else ''} from the others"
-    words = f"{prefix}{words}, by up to {number(by):g}" if by > 0 else prefix + words
-    return [{"word": "different", "expected": expected, "text": words}], off
+    elif len(kinds) == 2 and len(differing) < 4:
+        ranks = ", ".join(name(trace.info, rank) for rank in differing)
+        words = f"{ranks} differ{'s' if len(differing) == 1 else ''} from the others"
+    words = (
+        f"{prefix}{words}, by up to {number(difference):g}" if difference > 0 else prefix + words
+    )
+    return [{"word": "different", "expected": expected, "text": words}], differing
 
 
 # -- the table -------------------------------------------------------------------------
@@ -206,8 +212,8 @@ def _table(
     rows = {"before": before, "after": after}
     if group[0].op in P2P:  # sent and received tensors
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
-    known = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
-    for i, (when, cells) in enumerate(known):
+    shown = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
+    for i, (when, cells) in enumerate(shown):
         table.row(when, [], cells, max_magnitude, scaled=not i)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))

@@ -63,10 +63,10 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
     nodes = [count(roles[role], role) for role in ("worker", "server") if roles["server"]] or [
         count(ranks - roles["device"], "stage" if roles["stage"] else "rank")
     ]
-    known = [joined(nodes)] if ranks else []
+    sizes = [joined(nodes)] if ranks else []
     if hosts := {*hosts_if_several(info).values()}:
-        known.append(count(len(hosts), "host"))
-    return [*known, *dict.fromkeys(filter(None, (info.backend, info.device)))]
+        sizes.append(count(len(hosts), "host"))
+    return [*sizes, *dict.fromkeys(filter(None, (info.backend, info.device)))]
 
 
 def host_totals(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]]:

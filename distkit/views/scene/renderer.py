@@ -31,11 +31,11 @@ T = TypeVar("T")
 def to_svg(picture: Json) -> str:
     """Return the panels, the stills or the opening moment of a picture as an SVG document."""
     panels, stills = picture["panels"], picture["stills"]
-    most = max(len(panels), min(MAX_STILLS, len(stills)))
+    maximum = max(len(panels), min(MAX_STILLS, len(stills)))
     variants = [
         {**picture, "panels": thinned(panels, n), "stills": stills[:n]}
-        for n in (most, 4, 3, 2, 1)
-        if n <= most
+        for n in (maximum, 4, 3, 2, 1)
+        if n <= maximum
     ]
     return svg.fitting(map(_document, variants))
 

@@ -319,8 +319,8 @@ class _Renderer:
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
         if style != "mark" or width < MIN_LABELED or bar.get("label") in self.fitting_labels:
             return self._label_in_bar(bar), False
-        later = (left for left, top, *_ in self.boxes.values() if left > x and top == y)
-        space = min(later, default=RIGHT) - x - width - 10
+        later_boxes = (left for left, top, *_ in self.boxes.values() if left > x and top == y)
+        space = min(later_boxes, default=RIGHT) - x - width - 10
         return fitting(self._labels(bar, style), space, 11.5) if height >= 11 else "", True
 
     def _label_in_bar(self, bar: Json) -> str:
