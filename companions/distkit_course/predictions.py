@@ -54,7 +54,7 @@ _TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 class Comparison:
     """The comparison of a guess with the answer. It is true if the guess is right.
 
-    ``status`` is "pass", "close" (a number within 10%), "fail" or "unknown" (no guess).
+    ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
     """
 
     question: str

@@ -121,7 +121,7 @@ def _rows(sides: Sequence[Side]) -> Iterator[Json]:
             None if key in MESSAGE_FIGURES and side.has_hidden_messages else side.figures[key]
             for side in sides
         ]
-        repeated = key == "busy" and len({*values}) == 1  # such as 100% in simulated runs
+        repeated = key == "busy" and len({*values}) == 1  # such as 100 % in simulated runs
         if key in ("seconds", "messages") or (
             sum(v not in (0, None) for v in values) > (key == "collective_bytes") and not repeated
         ):
