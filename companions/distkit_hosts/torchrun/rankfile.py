@@ -240,7 +240,9 @@ def read(path: Path) -> Record:
     record = Record(path)
     record.update()
     if not record.about:
-        raise TraceFileError(f"{path}: the file is empty. Its rank exited during startup.")
+        raise TraceFileError(
+            f"{path}: the file is empty. Its rank has just started, or exited during startup."
+        )
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
         with suppress(*DECODE_ERRORS):  # it is truncated
