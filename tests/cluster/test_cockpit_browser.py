@@ -197,11 +197,11 @@ def test_keys_act_like_buttons_and_do_not_propagate(open_cockpit: Any, tab: Any)
 def test_deadlock_is_announced_in_the_cockpit(open_cockpit: Any) -> None:
     link = open_cockpit(steps.cycle())
     link.click(".dk-next")
-    link.stepper.findings = [steps.FOUND]
+    link.stepper.findings = [steps.FINDING]
     link.stepper._changed()
     link.wait_until(lambda m: any("remarks" in v for v in m.get("state", {}).values()))
     link.root.locator(".dk-remark span", has_text="Let one of them send first.").wait_for()
-    assert steps.FOUND.message in link.text(".dk-finding")
+    assert steps.FINDING.message in link.text(".dk-finding")
     assert link.root.locator(".dk-graph .mark-held").count() == 2
     assert "none can continue" in link.root.locator(".dk-next").get_attribute("title")
     link.click(".dk-back")

@@ -89,7 +89,6 @@ def value(formula: str, **names: float) -> float:
 def test_catalog_formula_equals_the_closed_form(name: str, n: int, size: int, link: Link) -> None:
     """Powers of two only: lg n is an integer, and no rank is folded."""
     g = columns(n) if name == "torus" else 2
-    segments = 4 if name == "double_tree" else 2
     computed = value(
         ALL_REDUCES[name].cost,
         n=n,
@@ -97,7 +96,7 @@ def test_catalog_formula_equals_the_closed_form(name: str, n: int, size: int, li
         l=math.log2(n),
         g=g,
         m=n / g,
-        S=segments,
+        S=4 if name == "double_tree" else 2,
         α=link.alpha,
         β=link.beta,
         γ=link.gamma,

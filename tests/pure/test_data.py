@@ -65,8 +65,14 @@ def test_file_policy_uses_every_sample_once(
     sizes: list[int], replicas: int, extra: int, seed: int
 ) -> None:
     replicas = min(replicas, len(sizes))
-    files = tuple((str(i), n) for i, n in enumerate(sizes))
-    plan = Plan(FILE, replicas + extra, replicas, sum(sizes), files, seed)
+    plan = Plan(
+        FILE,
+        replicas + extra,
+        replicas,
+        sum(sizes),
+        tuple((str(i), n) for i, n in enumerate(sizes)),
+        seed,
+    )
     rows = [[plan.rows(step, r) for step in range(plan.steps)] for r in range(replicas)]
     flat = [[i for batch in batches for i in batch] for batches in rows]
     assert sorted(i for samples in flat for i in samples) == list(range(sum(sizes)))

@@ -407,8 +407,7 @@ def test_race_with_a_receive_from_any_source_is_explained():
 
 def test_shape_mismatch_that_crashes_a_rank_is_explained():
     sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
-    trace = died(sim.run(2).live(), 1, "signal SIGABRT")
-    (f,) = diagnose(trace)
+    (f,) = diagnose(died(sim.run(2).live(), 1, "signal SIGABRT"))
     assert f.kind == "wrong_tensor"
     assert "Rank 1 failed because of it (signal SIGABRT)." in f.message
 
