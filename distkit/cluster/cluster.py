@@ -55,7 +55,7 @@ class Cluster:
 
     The constructor returns immediately and shows a status card; the first use waits until the
     ranks are ready. All processes end when :meth:`stop` is called, at the end of the ``with``
-    block, when the object is garbage-collected, and when this kernel exits for any reason.
+    block, when the object is garbage-collected, or when this kernel exits for any reason.
 
     Args:
         ranks: number of ranks, default 4.
@@ -230,7 +230,8 @@ class Cluster:
         Every rank draws different random numbers, as under torchrun. A run with the same ``seed``
         draws the same numbers again, because each rank derives the seeds of torch's, numpy's and
         Python's generators from ``seed``. Without a seed the run draws one and stores it in
-        ``run.trace.info.seed``. If the function has a parameter ``seed``, it receives the seed.
+        ``run.trace.info.seed``. A seed that you pass is also passed to the function if it has a
+        parameter ``seed``.
 
         Raises:
             DeadlockError: ranks waited for each other forever; the message explains where and why.
@@ -433,7 +434,7 @@ class Cluster:
         child.wait(INTERRUPT_TIMEOUT)
 
     def diagnose(self) -> list[Finding]:
-        """Diagnose the current or latest run and report which ranks are waiting and why."""
+        """Return the findings about the current or latest run, such as which ranks wait and why."""
         run = self._supervisor.run or self._latest
         return [] if run is None else run.findings
 

@@ -17,7 +17,7 @@ from typing import Any
 from distkit.errors import PACKAGE_PATHS, CommunicationWarning, wrapped
 from distkit.recording.recorder import is_user_file
 
-#: Warns that the processes of ``%%ranks`` cells have exited.
+#: Warning that the processes of ``%%ranks`` cells have exited.
 LOST_VARIABLES = (
     "the variables of %%ranks cells are lost: their processes have exited. The next cell starts "
     "new engines."

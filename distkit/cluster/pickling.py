@@ -49,7 +49,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         with _pickle_user_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
-        # a module's global cannot be pickled: import the module on the ranks
+        # a module's global cannot be pickled: let the ranks import the module
         with suppress(Exception):
             return dumps((fn, args, kwargs))
         raise NotPicklableError(_explain_failure(fn, args, kwargs)) from None

@@ -22,7 +22,7 @@ RANK_BYTES = 90_000_000
 #: Default number of ranks.
 DEFAULT_RANKS = 4
 
-#: Recommended maximum number of processes per core; more would start slowly and compete for it.
+#: Recommended maximum number of processes per core; more start slowly and compete for the core.
 PROCESSES_PER_CORE = 8
 
 
@@ -131,7 +131,7 @@ def _check_memory(ranks: int, servers: int, memory: int, cpus: int) -> None:
         remedy = f"Use dk.Cluster({suggestion})" if capacity else "Stop other programs or clusters"
         raise StartError(
             f"{processes} processes need about {human_bytes(processes * RANK_BYTES)} of "
-            f"memory, and {human_bytes(memory)} is free: {capacity} fit. {remedy}."
+            f"memory, but only {human_bytes(memory)} is free, enough for {capacity}. {remedy}."
         )
 
 

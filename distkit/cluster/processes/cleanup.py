@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def new_prefix() -> str:
-    """Return a prefix of the names of folders that are removed together."""
+    """Return a prefix for the names of folders that are removed together."""
     return f"distkit-{secrets.token_hex(3)}-"
 
 

@@ -263,7 +263,7 @@ class LocalForkClient(ForkClient):
                 "ranks with it. Its output is in the terminal that runs Jupyter."
             )
         return (
-            "no more processes can be started: the limit on processes or memory is reached. "
+            "no more processes can be started: the limit on processes or memory has been reached. "
             "Stop other clusters, or use fewer ranks."
         )
 

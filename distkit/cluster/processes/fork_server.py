@@ -239,7 +239,7 @@ class LateImports(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Ask the fork server to import the module, if it is one of ``LATE_MODULES``."""
         if name in LATE_MODULES:
-            with suppress(OSError):  # the user's function may have replaced the file
+            with suppress(OSError):  # the user's function may have reused the descriptor
                 if os.path.samestat(os.fstat(self.fd), self.pipe):
                     os.write(self.fd, f"{name}\n".encode())
 

@@ -133,8 +133,9 @@ def free_port(address: str = "127.0.0.1") -> int:
 def call_seed(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, dict[str, Any]]:
     """Return the seed of a run, and the keyword arguments of its function.
 
-    A function with a parameter ``seed`` receives the seed. A run without a seed draws one; a cell
-    without a seed keeps the state of the ranks' generators.
+    ``seed`` is also passed to the function's parameter ``seed``, if it has one. A run without a
+    seed draws one, which is not passed; a cell without a seed keeps the state of the ranks'
+    generators.
 
     Raises:
         TypeError: the seed is not an integer.

@@ -95,7 +95,10 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
 
 
 def _folder_options(profile: str, folder: str) -> list[str]:
-    """Return ipyparallel's folder options, because the user's home may be full or read-only."""
+    """Return the options that keep ipyparallel's files out of the user's home.
+
+    The home may be full or read-only.
+    """
     return [f"--ProfileDir.location={profile}", f"--BaseIPythonApplication.ipython_dir={folder}"]
 
 

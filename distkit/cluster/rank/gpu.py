@@ -97,7 +97,7 @@ def hint(error: BaseException, spec: Spec) -> str:
     message = text(error)
     if match := _WRONG_DEVICE.search(message):
         return (
-            f"\nA collective's tensors must be on its backend's device. {_describe_rank(spec)} "
+            f"\nThe backend does not support tensors on this device. {_describe_rank(spec)} "
             f"communicates over {spec.backend}, but this tensor is on {match[1] or 'the CPU'}: "
             f'move it with x.to("{spec.device}").'
         )

@@ -1,6 +1,7 @@
-"""The outcome of a function on one rank as plain data, and the rank's end according to it.
+"""The outcome of a function on one rank as plain data, and the rank's end derived from it.
 
-Exceptions are the user's objects: ``__str__`` may raise, exit the process or not return a string.
+Exceptions are the user's objects: their ``__str__`` may raise, exit the process or return no
+string.
 """
 
 from __future__ import annotations

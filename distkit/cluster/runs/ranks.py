@@ -123,7 +123,7 @@ class Ranks(RankController):
         self._port, self._call = 0, (b"", dict[str, Any]())
         self._store = f"store-{number}"
         self._closed = self._recording = False
-        self._registered = False  # all servers have registered
+        self._registered = False  # all nodes have registered
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
         self._endpoint: futures.Future[str] = futures.Future()  # the scheduler's endpoint
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
@@ -373,9 +373,10 @@ class Ranks(RankController):
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
-        """Let a server's backup take over; without one, or before all have registered, end the run.
+        """Let the server's backup take over.
 
-        The scheduler has no backup.
+        End the run if the scheduler has exited, which has no backup, or if the nodes have not all
+        registered.
         """
         if self._closed:
             return

@@ -53,7 +53,7 @@ class LiveTrace:
         #: Offset of the clock of a rank's machine, or None for this machine.
         self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # other machines' clocks, once they send events
-        self.event_count = self.dropped = 0  # number of events
+        self.event_count = self.dropped = 0  # numbers of kept and of dropped events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
         self._tables: list[Table] = []  # the unpacked events

@@ -170,7 +170,7 @@ class Run:
         return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
-        """Warn about lost cells and about mistakes in a run that ended without an error."""
+        """Warn about lost variables of cells, and about mistakes in a run without an error."""
         if self._warned:
             return
         self._warned = True

@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks), noun=self._conductor.live.info.rank_noun)
         self._event_counts: Counter[int] = Counter()  # number of events of each rank
-        self._resume_counts: dict[int, int] = {}  # the number when each rank was resumed
+        self._resume_counts: dict[int, int] = {}  # by rank: that number when it was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
@@ -111,7 +111,7 @@ class Stepper:
             StepError: ``speed`` is not positive, or the run has ended.
         """
         if not speed > 0:
-            raise StepError(f"play(speed={speed}): expected steps per second, more than 0.")
+            raise StepError(f"play(speed={speed}): pass a number of steps per second above 0.")
         looking_back = self._looking_back
         self._pause_requested.clear()
         self.playing = True
