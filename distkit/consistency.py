@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model whose updates apply one gradient from each worker except the slowest ``backup``.
+    """A model in which an update applies a gradient from each worker but the slowest ``backup``.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -42,7 +42,7 @@ class Synchronous:
     def assign_round(self, clock: int, pulled: int, version: int) -> tuple[int, int] | None:
         """Return the round of a gradient and its worker's next clock, or None if it is too late.
 
-        With backup workers, this is the round of the weights that the gradient was computed from.
+        The round is ``clock``, or ``version`` (with backup workers, ``pulled``) if that is larger.
         ``clock`` is the worker's clock, ``pulled`` the version that the gradient was computed from,
         and ``version`` the current version, which is also the number of the current round.
         """
@@ -75,7 +75,7 @@ class Synchronous:
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """A model in which each gradient is an update; workers are at most ``staleness`` ahead.
+    """A model in which each gradient is an update, and pulls wait for workers too far behind.
 
     >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
     {2}
@@ -94,7 +94,7 @@ class Asynchronous:
         return bool(arrived)
 
     def required_clock(self, clock: int) -> int:
-        """Return the pulling worker's clock minus ``staleness``, or 0 if it is unbounded."""
+        """Return the pulling worker's clock minus ``staleness``, or 0 without a bound."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(
@@ -105,7 +105,7 @@ class Asynchronous:
         members: Collection[int],
         clocks: Mapping[int, int],
     ) -> set[int]:
-        """Return the workers that are too far behind."""
+        """Return the workers that are more than ``staleness`` gradients behind."""
         minimum = self.required_clock(clock)
         return {m for m in members if clocks.get(m, 0) < minimum}
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.protocol.messages import Departed, Error, Key, Push, Request, Response
-from distkit.kvstore.protocol.messages import error as refusal
+from distkit.kvstore.protocol.messages import Departed, Error, Key, Push, Request, Response, error
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.recording import InFlight, Step, begin_wait
 from distkit.kvstore.transport.session import backup_of
 
-#: Maximum size of a push that is sent together with other requests [bytes].
+#: Maximum size of a push that stays queued [bytes]; a larger one sends all queued requests.
 MAX_QUEUED = 1 << 20
 
 
@@ -51,7 +50,7 @@ class Requests:
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
-        #: The user's next call, if the worker has gates.
+        #: The user's next call, if any gate (a callback before a request) is installed.
         self.step: Step | None = None
         self._departed: dict[int, str] = {}  # nodes that have exited, and how
         self._next = first
@@ -86,7 +85,7 @@ class Requests:
     def post(self, call: Call) -> None:
         """Queue a push for the next :meth:`dispatch`; :meth:`check` reports its rejection.
 
-        Pushes larger than MAX_QUEUED are sent immediately.
+        A push larger than MAX_QUEUED sends all queued requests.
         """
         request = self._create(call).request
         if isinstance(request, Push) and request.value.nbytes > MAX_QUEUED:
@@ -137,7 +136,7 @@ class Requests:
         self._deliver(node, [f.request for f in self._in_flight.values() if f.receiver == node])
 
     def _server_for(self, node: int) -> int | None:
-        """Return the node that handles a node's requests: itself, its backup, or None."""
+        """Return the node that handles requests to a node: the node, its backup, or None."""
         return next((n for n in self._owners.get(node, (node,)) if n not in self._departed), None)
 
     def _deliver(self, receiver: int, requests: list[Request]) -> None:
@@ -159,7 +158,7 @@ class Requests:
                     f"{owners} had are lost. To survive a crash of one server, create the store "
                     "with replication=2, and servers=2 or more."
                 )
-                self._complete(f, refusal(f.request, text))
+                self._complete(f, error(f.request, text))
 
     # -- sending and receiving ------------------------------------------------------
 

@@ -257,7 +257,7 @@ class KVStore:
         return values
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send 2 bits per element of a gradient; the error is added to the next push.
+        """Send 2 bits per element of a gradient; the rounding error is added to the next push.
 
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5}``: the servers receive
@@ -357,7 +357,7 @@ class KVStore:
     # -- placement and end ------------------------------------------------------
 
     def key_map(self, keys: Keys | None = None) -> dict[Key, list[Part]]:
-        """Return the server (numbered from 0) of each part of each key.
+        """Return the parts of each key, with the servers (numbered from 0) that hold them.
 
         Args:
             keys: a key or a list of keys; by default all that this worker has used.
@@ -432,8 +432,8 @@ def create(
     """Create a store by name; every worker of a run creates the same one.
 
     Args:
-        name: ``"dist_sync"``: servers wait for every worker's gradient and update with their sum.
-            ``"dist_async"``: servers update with each gradient as it arrives; no worker waits.
+        name: ``"dist_sync"``: servers wait for every worker's gradient and apply the sum.
+            ``"dist_async"``: servers apply each gradient as it arrives; no worker waits.
             ``"dist_sync_device"``, ``"dist_async_device"``: the same, but the gradients of a
             worker's devices are added on a device.
         bigarray_bound: minimum size of an array that is split over all servers [elements].
@@ -469,7 +469,7 @@ def create(
     if _store.options != options:
         raise KVStoreError(
             f"worker {_node.index} already has a store {_store.options} in this run, and requests "
-            f"{options}. Create the same store in the whole run."
+            f"{options}. Create the same store throughout the run."
         )
     return _store
 

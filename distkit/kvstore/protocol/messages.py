@@ -179,7 +179,7 @@ class Assign(Request):
     value: Tensor
 
 
-#: Messages that change a server's values or how they are updated.
+#: Messages that change a server's values or how it updates them.
 Change: TypeAlias = Push | AtBarrier | Finished | SetOptimizer | Assign | Departed | Init
 
 

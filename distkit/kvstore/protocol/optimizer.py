@@ -29,7 +29,7 @@ _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
-    """MXNet's SGD of one weight, without torch's constructor, whose imports take seconds."""
+    """MXNet's SGD for one weight, without torch's constructor, whose imports take seconds."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Placement of keys, and of parts of large arrays, on servers.
 
 A key is stored on one server, chosen by a hash that is the same in every process. An array of at
-least ``bound`` elements is split into equal parts, one per server. MXNet calls the bound
+least ``bound`` elements is split into nearly equal parts, one per server. MXNet calls the bound
 ``MXNET_KVSTORE_BIGARRAY_BOUND``. Source: Li et al., 2014.
 """
 

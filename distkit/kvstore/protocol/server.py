@@ -69,7 +69,7 @@ class Entry(Struct, eq=False):
         return self.rounds.get(self.version, {})
 
     def take_round(self) -> list[Push]:
-        """Remove and return the gradients of the current round, in order of workers.
+        """Remove and return the gradients of the current round, ordered by worker.
 
         The fixed order makes sums reproducible.
         """
@@ -304,7 +304,8 @@ class KVServer:
     def _join(self, worker: int) -> None:
         """Add a worker at its first push, after a replacement or a barrier.
 
-        Its clock starts at the slowest worker's clock, so that no worker waits until it catches up.
+        Its clock starts no lower than the slowest worker's, so that no worker waits until it
+        catches up.
         """
         for entry in self.entries.values():
             slowest = min((entry.clocks.get(m, 0) for m in self.members), default=0)

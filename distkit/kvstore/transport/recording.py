@@ -2,7 +2,7 @@
 
 In a stepped run, it also makes a worker wait before the worker sends a request. A request is one
 operation on the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that
-responds. All three share a ``match``, from which a trace draws two arrows.
+responds. All three share a ``match``, from which views draw two arrows.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Scheduler:
     def _register(self, register: Register) -> list[Response]:
         node, incarnation = register.node, register.number // INCARNATION_STRIDE
         if register.options is not None:
-            self._check(node, register.options)
+            self._check_options(node, register.options)
         notices: list[Response] = []
         if incarnation > self._incarnations[node]:
             # the scheduler has not yet noticed that the node's previous process exited
@@ -96,14 +96,14 @@ class Scheduler:
         ]
 
     def _start_if_complete(self) -> list[Response]:
-        """Send the address book once all nodes are present."""
+        """Return the address books once all nodes are present."""
         if len(self.present) < self.workers + self.servers - len(self._excused_workers()):
             return []
         self.started = True
         self.on_start()
         return [self._address_book(self.present[node]) for node in sorted(self.present)]
 
-    def _check(self, worker: int, options: StoreOptions) -> None:
+    def _check_options(self, worker: int, options: StoreOptions) -> None:
         others = [n for n in sorted(self.present) if n < self.workers and n != worker]
         if others and options != self.options:
             raise KVStoreError(

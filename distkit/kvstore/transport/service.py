@@ -81,7 +81,7 @@ class Service:
         )
 
     def handle_departure(self, node: int, incarnation: int, cause: str) -> None:
-        """Report to a scheduler, from any thread, that this process of a node has exited.
+        """Notify the scheduler that runs here, from any thread, that a node's process has exited.
 
         Args:
             node: the id of the node.
