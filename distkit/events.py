@@ -5,8 +5,8 @@ statistics *consume* them. Nothing here imports torch, so a saved trace opens an
 
 An :class:`Event` is one state transition of one operation on one rank. An operation that was
 called, passed to the backend and completed has three events with the same ``(rank, seq)``:
-*scheduled*, *started* and *completed*. An operation paused by a stepper has no *started* event, and
-one that hangs has no *completed* event.
+*scheduled*, *started* and *completed*. While a stepper pauses an operation, it has no *started*
+event; while it hangs, it has no *completed* event.
 """
 
 from __future__ import annotations
@@ -67,14 +67,17 @@ REQUESTS = frozenset({Op.REGISTER, Op.INIT, Op.PUSH, Op.PULL})
 COMPUTATION = frozenset({Op.MARK, Op.TOUCH})
 STORES = frozenset({Op.STORE_WAIT, Op.STORE_SET})
 COLLECTIVES = frozenset(Op) - P2P - REQUESTS - COMPUTATION - STORES
-#: Collectives whose sizes may differ between ranks.
+#: Collectives whose sizes may differ between ranks, or that have no size.
 UNEVEN = frozenset({Op.ALL_TO_ALL, Op.BARRIER, Op.NEW_GROUP})
 
 
 class State(_StringEnum):
-    """The state of an operation, as in PyTorch's flight recorder."""
+    """The state of an operation.
 
-    SCHEDULED = "scheduled"  # called by the user's line
+    SCHEDULED, STARTED and COMPLETED are the states of PyTorch's flight recorder.
+    """
+
+    SCHEDULED = "scheduled"  # called by the user's code
     STARTED = "started"  # passed to the backend
     BLOCKED = "blocked"  # the rank's thread waits for it; recorded for long waits only
     COMPLETED = "completed"  # the output tensors have their new values
@@ -83,11 +86,11 @@ class State(_StringEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A bounded summary of a tensor's values, because events never contain whole tensors.
+    """A bounded summary of a tensor's values; events never contain whole tensors.
 
     ``values`` are at most 64 evenly spaced elements of the flattened tensor, which has ``size``
-    elements. ``norm`` (Euclidean), ``min`` and ``max`` describe the whole tensor, or a strided
-    sample of it if ``sampled``.
+    elements. ``norm`` is Euclidean. If ``sampled``, ``min`` and ``max`` are those of a strided
+    sample, and ``norm`` is an estimate for the whole tensor.
     """
 
     values: tuple[float, ...]
@@ -288,8 +291,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One point-to-point transfer, ``sent`` and ``received`` at times [s], None if never.
+    """One point-to-point transfer.
 
+    ``sent`` and ``received`` are times [s], or None if it was not sent or not received.
     ``send`` and ``recv`` are the ``(rank, seq)`` of the two operations.
     """
 

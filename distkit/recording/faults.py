@@ -95,7 +95,7 @@ def inject_faults(
         delay: ``{rank: seconds}`` to delay each communication of the rank, as a straggler.
         latency: seconds added to each message and each collective.
         bandwidth: bytes per second of a link, or None for no limit.
-        kill: ``{rank: n}`` kills the rank's process after its n-th communication.
+        kill: ``{rank: n}`` kills the rank's process before its (n + 1)-th communication.
 
     Raises:
         ValueError: a value is negative or not a number.

@@ -13,7 +13,7 @@ attributes           before (STARTED)                after (COMPLETED)
 
 The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
 mean bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
-difference of the weights, to within about 20%.
+difference of the weights, to within about 20 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from distkit.recording.encoding import Values
 
-#: All steps up to this number are recorded; then the interval doubles as the step number doubles.
+#: All steps up to this number are recorded; then the interval doubles when the step number does.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
@@ -94,7 +94,7 @@ class GradientRecorder:
         Args:
             loss: this rank's mean loss.
             lr: the learning rate.
-            samples: the number of examples that this rank has used.
+            samples: the number of examples that this rank has used in this step.
         """
         rec = recorder.current()
         if rec is None:

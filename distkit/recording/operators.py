@@ -232,7 +232,7 @@ class Groups:
         return info
 
     def count_leaked(self, group: weakref.ref[Any], where: str, members: Any) -> int:
-        """Register a group and return how many groups of the same line and members have leaked.
+        """Register a group; return how many groups from this line with these members have leaked.
 
         A group that is not destroyed keeps its connections, threads and memory even if the program
         holds no reference to it, because torch holds one.

@@ -129,7 +129,7 @@ class PendingRequests:
         return self._find_behind(request, self.workers, self.rule.required_clock(count))
 
     def _find_behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
-        """Return the workers that have made fewer than ``count`` such requests."""
+        """Return the workers that have, or may have, made fewer than ``count`` such requests."""
         if count <= 0:
             return Awaited()
         others = [w for w in workers if w != request.rank]

@@ -65,7 +65,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         ) from e
     if len(trace) != head.events:
         raise TraceFileError(
-            f"{path}: {len(trace)} of {head.events} events are in the file. "
+            f"{path}: the file has {len(trace)} of {head.events} events. "
             "Copy the file again, or save the trace again with trace.save(path)."
         )
     return trace

@@ -30,7 +30,7 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
         host: the name of its machine.
         pid: its process id.
         device: the device of its tensors.
-        file: the file of another program that recorded it.
+        file: the file from which its events were imported, if another program recorded them.
     """
 
     name: str = ""
@@ -136,7 +136,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         interrupted: whether the user interrupted it.
         ranks: the processes, including servers and the scheduler.
         dropped: number of events dropped by the bounded buffers, by rank or notebook.
-        without_values: number of operations whose values were too expensive to record.
+        without_values: number of times that a tensor's values were not recorded, by rank.
         threads: the groups on which several threads of a rank call collectives.
         unrecorded: number of records missing or not checked, by rank and reason.
         limitations: the limits of the recording, by topic, such as "matching".
