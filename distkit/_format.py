@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
-#: Maximum number of labels on an axis.
+#: Maximum number of intervals between the labels of an axis.
 MAX_TICKS = 8
 
 #: The word for a rank in texts about a run: "worker" if the run has servers.
@@ -117,7 +117,7 @@ def round_step(span: float, steps: int) -> float:
 
 
 def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
-    """Yield the ticks of an axis, which are round times [s] or fractions, with their labels.
+    """Yield the ticks of an axis, at round times [s] or fractions, with their labels.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]

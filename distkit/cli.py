@@ -1,7 +1,7 @@
 """The command line: ``distkit demo``, ``trace``, ``replay``, ``doctor`` and others.
 
-A command imports its modules when it runs, so that ``distkit --help`` is fast. Errors of distkit
-and of the file system are printed without a traceback, and the exit status is 1. It is 2 for wrong
+A command imports its modules when it runs, so that ``distkit --help`` is fast. Errors from distkit
+and the file system are printed without a traceback, and the exit status is 1. It is 2 for wrong
 arguments and 130 for Ctrl-C.
 """
 
@@ -167,11 +167,11 @@ def _replay(args: argparse.Namespace, remainder: list[str]) -> None:
     page = args.html or Path(tempfile.mkdtemp(prefix="distkit-"), f"{name}.html")
     replay_page({name: trace}, page)
     if not args.no_browser and not webbrowser.open(page.resolve().as_uri()):
-        print("Could not start a browser. Open the address above in one.")
+        print("Could not start a browser. Open the address above yourself.")
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Load the trace in these files, or the trace with this name that distkit includes."""
+    """Load the trace in these files, or the trace of this name that distkit includes."""
     from distkit.recorded import RECORDED, recorded
     from distkit.trace.trace import Trace
 
@@ -321,7 +321,7 @@ COMMANDS = {
                 "default": Path("trace.gz"),
                 "metavar": "FILE",
                 "help": "the trace file (trace.gz); with torchrun, each rank writes a file into a "
-                "folder with this name, without .gz",
+                "folder of this name, without .gz",
             },
             "--html": {"type": Path, "metavar": "FILE", "help": "also write a replay page"},
             "command": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},

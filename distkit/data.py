@@ -148,7 +148,7 @@ class Plan:
             part = slice(step * batch + replica, (step + 1) * batch, self.replicas)
         else:
             part = slice(step * size, (step + 1) * size)
-        # under DATA all replicas share one order and skip other samples
+        # under DATA all replicas share one order, and each skips the samples of the others
         return _order(self, 0 if self.policy is AutoShardPolicy.DATA else replica)[part]
 
 
@@ -393,7 +393,7 @@ class _Files:
         return tuple(torch.as_tensor(a[indices]) for a in self._read(self._paths[file]))
 
     def _read(self, path: Path) -> tuple[Any, ...]:
-        """Return the arrays of a file, never pickled objects."""
+        """Return the arrays of a file; pickled objects are rejected."""
         if self._open != path:
             if path.suffix not in (".npy", ".npz"):
                 raise ValueError(
@@ -410,7 +410,7 @@ def open_data(data: Any) -> Any:
     """Return the data as an object with ``len`` and ``take``.
 
     Raises:
-        TypeError: The data is not a map-style dataset.
+        TypeError: The data has an unsupported type.
     """
     if type(data) is TensorDataset:  # a subclass may change its samples
         return _Arrays(data.tensors)
@@ -442,7 +442,7 @@ def _collate(samples: list[Any], template: Any) -> Any:
 
 
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return this rank's equal share of each tensor: of R ranks, rank r gets rows r, r + R, ….
+    """Return this rank's equal share of each tensor: with R ranks, rank r gets rows r, r + R, ….
 
     The last rows are dropped if R does not divide N, because the average of the shards' gradients
     is the gradient of the whole batch only if all shards have the same size.

@@ -12,7 +12,7 @@
     │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
     │   │   └── MismatchError   their calls do not match in size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
-    │   └── RunInterrupted      the run was interrupted by cluster.interrupt() or the stop button
+    │   └── RunInterrupted      the run was interrupted, or its cluster was stopped
     ├── StepError               a stepper cannot carry out a command
     ├── KVStoreError            a parameter-server call failed
     ├── LayoutError             a model cannot be divided among ranks in this way
@@ -36,7 +36,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 #: Path prefixes of distkit and its companions. Installed packages are side by side, and their names
-#: start with "distkit". A checkout has the companions in a folder.
+#: start with "distkit". In a checkout, the companions are in a separate folder.
 PACKAGE_PATHS = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
 #: Maximum width of errors and warnings in a notebook [columns].
@@ -166,7 +166,7 @@ class NotPicklableError(RunError, TypeError):
 
 
 class RunInterrupted(RunError):
-    """The run was interrupted; the cluster is ready for the next one."""
+    """The run was interrupted, as by ``cluster.interrupt()``, or its cluster was stopped."""
 
 
 class StepError(DistkitError):
@@ -215,4 +215,4 @@ class LaboratoryError(DistkitError):
 
 
 class TraceFileError(DistkitError, ValueError):
-    """A trace file cannot be read, because it is corrupt, truncated or of another version."""
+    """A trace file cannot be read, because it is corrupt or truncated, or has another version."""

@@ -1,4 +1,4 @@
-"""The IPython extension of ``import distkit``: ``%%ranks``, cards, and short error messages.
+"""The IPython extension that ``import distkit`` loads: ``%%ranks``, cards, short error messages.
 
 ::
 
@@ -181,10 +181,10 @@ def _with_short_errors(original: Any) -> Any:
 def shorten(
     error: BaseException, tb: TracebackType
 ) -> tuple[type[BaseException], BaseException, TracebackType]:
-    """Return an error and its traceback, shortened if it is about the user's line."""
+    """Return an error and its traceback, shortened if the mistake is in the user's code."""
     frames = traceback.extract_tb(tb)
     files = [frame.filename for frame in frames]
-    # an unexpected error inside distkit has another innermost line
+    # the innermost line of an unexpected error inside distkit is not a raise statement
     from_distkit = files[-1].startswith(PACKAGE_PATHS) and str(frames[-1].line).startswith("raise ")
     from_torch = _NO_GROUP in str(error) and _TORCH in files[-1]
     first = next(
