@@ -98,7 +98,7 @@ def inject_faults(
         kill: ``{rank: n}`` kills the rank's process before its (n + 1)-th communication.
 
     Raises:
-        ValueError: a value is negative or not a number.
+        ValueError: a value is out of range or not a number.
         RuntimeError: the caller is a rank.
 
     Example:
