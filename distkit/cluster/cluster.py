@@ -238,6 +238,7 @@ class Cluster:
             RankError: the function raised on a rank; the others were stopped.
             RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
+            ClusterError: another run is in progress.
             StoppedError: the cluster was stopped.
         """
         run = self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs)

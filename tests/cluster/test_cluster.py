@@ -206,7 +206,7 @@ def test_program_can_destroy_and_recreate_the_process_group(usable: dk.Cluster) 
 
 
 def test_wrong_world_size_is_explained(usable: dk.Cluster) -> None:
-    with pytest.raises(dk.errors.RankError, match=r"world_size=7.*whose world_size is 3"):
+    with pytest.raises(dk.errors.RankError, match=r"world_size=7.*has world_size=3"):
         usable.run(lambda: dist.init_process_group("gloo", world_size=7))
 
 

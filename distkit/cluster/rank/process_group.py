@@ -141,8 +141,9 @@ class Group:
             requested, actual = options.get(name, -1), getattr(self.spec, name)
             if requested not in (-1, actual):
                 raise ValueError(
-                    f"init_process_group got {name}={requested}, but here {name} is {actual}. "
-                    f"Leave {name} out, or start as many ranks as the script expects."
+                    f"init_process_group got {name}={requested}, but this process has "
+                    f"{name}={actual}. Leave {name} out, or start as many ranks as the script "
+                    "expects."
                 )
 
 

@@ -373,10 +373,9 @@ class Ranks(RankController):
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
-        """Let the server's backup take over.
+        """Let the server's backup take over; without one, requests to the server fail.
 
-        End the run if the scheduler has exited, which has no backup, or if the nodes have not all
-        registered.
+        End the run if the scheduler has exited, or if not all nodes have registered.
         """
         if self._closed:
             return
