@@ -153,7 +153,8 @@ def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
 def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
-    A chain is ignored if each of its ranks has an unmatched, and thus misdirected, send.
+    A chain is ignored if each of its ranks has an unmatched send other than the call that it waits
+    in: such a send is misdirected.
     """
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:

@@ -23,7 +23,7 @@ from distkit.trace.log import grouped
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
 
-_MAX_EXITS = 3  # maximum number of exits of a loop in a message
+_MAX_EXITS = 3  # maximum number of statements listed in a message
 _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
 
 
@@ -130,7 +130,7 @@ def one_more(
 def shifted(
     facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find calls that match by chance: one rank makes extra calls from here on, and hangs."""
+    """Find calls that match by chance: a rank makes extra calls from here on, and a rank hangs."""
     group = next(iter(column.values())).group
     is_stuck = any(s.group == group and s.match is None for s in facts.stuck.values())
     if len({s.where for s in column.values()}) < 2 or not is_stuck:

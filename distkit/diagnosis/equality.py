@@ -89,7 +89,7 @@ def equal(
     numbers of ranks, each rank is compared with rank 0 of the other run, and the loss is the mean
     over all examples. Gradients before the all-reduce are not compared.
 
-    Gradients of more than 64 elements are compared by 64 elements and by their norm. Weights are
+    For gradients of more than 64 elements, 64 elements and the norm are compared. Weights are
     equal if their checksums are equal; otherwise random projections estimate the difference of the
     latest updates, relative to the larger one. Differences within the rounding error of the weights
     are ignored, even for small updates.

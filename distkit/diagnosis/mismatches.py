@@ -173,7 +173,7 @@ def _finding(
 
 
 def _differing(facts: Evidence, kind: str, column: Column) -> Finding:
-    """Return the finding for calls that differ in this respect."""
+    """Return the finding for calls that differ in ``kind``, a key of ``_KINDS``."""
     if kind == "op" and (finding := _required(facts, column)) is not None:
         return finding
     rule, write = _KINDS[kind]

@@ -128,7 +128,7 @@ class WaitForGraph:
         self._groups[name] = members
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
-        """Record a rank's end. ``how`` is "returned", "released" or "died"; else it has failed."""
+        """Record a rank's end: "returned", "released" or "died"; any other ``how`` is a failure."""
         status = _ENDS.get(how, RankStatus.FAILED)
         self._ends[rank] = status, reason
         if how == "died":
@@ -276,7 +276,7 @@ class WaitForGraph:
         return tuple(r for r in others if r not in same_wait) or tuple(others)
 
     def can_complete(self, operation: Event | Span) -> bool:
-        """Return whether an operation does not wait for another rank."""
+        """Return whether an operation can complete without waiting for another rank."""
         return not self._missing(operation)
 
     def _has_partner(self, e: Event | Span) -> bool:

@@ -27,13 +27,17 @@ _ADVICE = {
     "cluster.interrupt() ends a run on all ranks.",
     r"^(ProcessRaisedException|ProcessExitedException|ChildFailedError|CalledProcessError: .*\b"
     r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": OWN_PROCESSES,
-    r"StopIteration": "An iterator ran out of items: use the same number of batches on every rank.",
-    r"process group (specified|has not been initialized)|world group map": "Make the call after "
+    r"StopIteration": "An iterator ran out of items. If it yields batches, use the same number of "
+    "batches on every rank.",
+    r"process group has not been initialized|world group map": "Make the call after "
     "init_process_group, and before destroy_process_group.",
+    r"process group specified": "This rank is not a member of the group, or the group was "
+    "destroyed: make the call only on members, before destroy_process_group.",
     r"is not part of group": "src and dst are global ranks, even in a group: to pass a rank within "
     "the group, use group_src or group_dst.",
     r"is not registered, please create group": "This rank is not a member of the group: "
-    "make the call only on members of the group, or add the rank to new_group.",
+    "make the call only on members of the group, or add this rank to the list passed to "
+    "new_group.",
     r"incompatible function arguments[\s\S]*ReduceOp": "op must be a dist.ReduceOp: "
     "dist.ReduceOp.SUM (the default), AVG, MAX, MIN, PRODUCT, BAND, BOR or BXOR.",
     r"invalid root rank": "src and dst must be ranks from 0 to dist.get_world_size() - 1.",
@@ -49,8 +53,8 @@ _ADVICE = {
     "group: [torch.empty_like(x) for _ in range(dist.get_world_size(group))].",
     r"invalid input tensor list": "Pass one tensor for each rank of the group.",
     r"invalid tensor size at index|tensor size must be equal|tensor must be .* times": (
-        "The tensor for all ranks must have as many elements as one rank's tensor times the "
-        "group size."
+        "The tensor for all ranks must have (group size) times as many elements as one rank's "
+        "tensor."
     ),
     r"in->size == out->size": "Without split sizes, the input and output of all_to_all_single must "
     "have the same size; otherwise, pass output_split_sizes and input_split_sizes.",
