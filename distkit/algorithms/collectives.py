@@ -257,9 +257,8 @@ def gather(
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -> None:
     """Gather the tensors of all ranks on every rank, as ``dist.all_gather`` does.
 
-    This is the second half of a ring all-reduce: each rank forwards the tensor that it received
-    last.
-    (n-1)α + (n-1)/n Kβ.
+    This is the second half of a ring all-reduce: each rank forwards the tensor that it last
+    received. (n-1)α + (n-1)/n Kβ.
 
     Args:
         tensor_list: receives one tensor per rank, K bytes in total.

@@ -139,8 +139,9 @@ def collective(
 
     Raises:
         TypeError: An argument is not a dense tensor.
-        ValueError: A list or tensor is missing or has the wrong length, tensors differ in dtype or
-            device, the operation is not one of the four, or a root is outside the group.
+        ValueError: A list or tensor is missing or has the wrong length; tensors differ in number
+            of elements, dtype or device; the operation is not one of the four; or a root is outside
+            the group.
     """
 
     def decorate(reference: Reference) -> Reference:

@@ -36,9 +36,10 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
     Args:
         algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
             ``"shared_memory"``, ``"auto"``, or a function ``f(x, op, group)`` that works in place.
-            ``"auto"`` uses ``"shared_memory"`` if hosts have several ranks, except for small
-            tensors on many hosts. Otherwise it uses ``"halving_doubling"`` for small tensors and
-            ``"ring"`` for large ones.
+            For CPU tensors, and under gloo for GPU tensors too, ``"auto"`` uses
+            ``"shared_memory"`` if hosts have several ranks, except for small tensors on many
+            hosts. Otherwise it uses ``"halving_doubling"`` for small tensors and ``"ring"`` for
+            large ones.
 
     Raises:
         ValueError: The algorithm is unknown.
