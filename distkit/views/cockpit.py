@@ -15,7 +15,7 @@ from typing import Any
 
 import traitlets
 
-from distkit._format import aligned
+from distkit._format import aligned, count
 from distkit.diagnosis.facts import rank_states
 from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus
@@ -210,7 +210,7 @@ def to_svg(steps: Json, picture: Json) -> str:
         reason = cut(reason, WIDTH - EDGES[-1] - 24, 11)
         lines.append([*((words, INK) for words in row), (reason, GRAY)])
     if (hidden := len(steps["moment"]["ranks"]) - MAX_RANKS) > 0:
-        lines.append([(f"… and {hidden} more ranks", GRAY)])
+        lines.append([(f"… and {count(hidden, 'more rank')}", GRAY)])
     for line in lines:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20

@@ -71,7 +71,7 @@ ROWS = [
         "waiting",
         "waiting",
         "%",
-        "share of the time that ranks spend only waiting for others, without the barrier at the "
+        "share of the time that ranks spend only waiting for others, excluding the barrier at the "
         "end; mean over the ranks, or over the workers with servers",
     ),
 ]

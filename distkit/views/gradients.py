@@ -1,7 +1,7 @@
 """Draws a watched training loop: a table of gradients for each step, and curves of drift and loss.
 
-The agreement is the mean cosine of the ranks' gradients. It is exact, because it follows from the
-norms of the gradients and of their sum.
+The agreement is the mean cosine similarity over all pairs of ranks' gradients. It is exact, because
+it follows from the norms of the gradients and of their sum.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def project(trace: EventLog) -> Gradients:
 def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     before, after = step.before.get(name, {}), step.after.get(name, {})
     reference = next(iter(step.reference.get(name, {}).values()), None)
-    shares = shares_of(step)
-    reduction = reduced(before, after, len(ranks), shares)
+    weights = shares_of(step)
+    reduction = reduced(before, after, len(ranks), weights)
     scaled = {r: _divide(s, reduction.scale(len(ranks))) for r, s in after.items()}
     results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
     if reduction.same:
         results = results[:1]
-    cosine = agreement(before, after, reduction, shares, reference)
+    cosine = agreement(before, after, reduction, weights, reference)
     return Layer(before, results, reference, reduction, cosine)
 
 
@@ -127,17 +127,17 @@ def _divide(s: Summary, by: float) -> Summary:
     )
 
 
-def _weight(share: float, s: Summary) -> Summary:
+def _weight(weight: float, s: Summary) -> Summary:
     """Return a weighted gradient. The gradient of a rank without examples counts as zero."""
-    if share:
-        return _divide(s, 1 / share)
+    if weight:
+        return _divide(s, 1 / weight)
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
 
 
 def reduced(
-    before: ByRank, after: ByRank, ranks: int, shares: Mapping[int, float] = EQUAL
+    before: ByRank, after: ByRank, ranks: int, weights: Mapping[int, float] = EQUAL
 ) -> Reduced:
-    """Compare the optimizer's gradient with the gradients of the ranks."""
+    """Return how the gradients of the ranks were reduced to the optimizer's gradient."""
     if not after or len(before) < ranks or len(after) < ranks:
         return Reduced("", len({key(s) for s in after.values()}) == 1)
     same = len({key(s) for s in after.values()}) == 1
@@ -145,7 +145,7 @@ def reduced(
         return Reduced("own", True)
     if all(key(before[r]) == key(after[r]) for r in after) and not same:
         return Reduced("own", same)
-    mean = average([_weight(shares.get(r, 1.0), s) for r, s in before.items()])
+    mean = average([_weight(weights.get(r, 1.0), s) for r, s in before.items()])
     result = next(iter(after.values())).values
     for kind, scale in (("mean", 1), ("sum", ranks)):
         if same and _equal(mean, [v / scale for v in result]):
@@ -157,16 +157,17 @@ def agreement(
     before: ByRank,
     after: ByRank,
     reduction: Reduced,
-    shares: Mapping[int, float] = EQUAL,
+    weights: Mapping[int, float] = EQUAL,
     reference: Summary | None = None,
 ) -> float:
-    """Return the mean cosine of all pairs of ranks, weighted by norms.
+    """Return the mean cosine similarity over all pairs of ranks, weighted by the product of norms.
 
-    Without an average, the norm of the single-process gradient is used, if known.
+    If the result is neither the sum nor the mean of the ranks' gradients, use the norm of the
+    single-process gradient, provided that the average matches it; otherwise return NaN.
     """
     if not reduction.kind or len(before) < 2:
         return math.nan
-    weighted = [_weight(shares.get(r, 1.0), s) for r, s in before.items()]
+    weighted = [_weight(weights.get(r, 1.0), s) for r, s in before.items()]
     norms = [s.norm for s in weighted]
     if reduction.kind in ("sum", "mean"):
         total = next(iter(after.values())).norm * (1 if reduction.kind == "sum" else len(norms))
@@ -214,7 +215,7 @@ def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
         if not layer.reduction.same:
             where = f"after step {n + 1}, {layer_name}"
             return _verdict(False, f"the ranks' gradients still differ {where}")
-    result = f": the {kinds.pop()} of all {ranks}" if kinds in ({"sum"}, {"mean"}) else ""
+    result = f": the {kinds.pop()} over all {ranks} ranks" if kinds in ({"sum"}, {"mean"}) else ""
     return _verdict(True, f"after the all-reduce every rank has the same gradient{result}")
 
 
@@ -316,18 +317,18 @@ RESULTS = {
     "": ("after", "not yet averaged"),
 }
 AGREEMENT = (
-    "mean cosine: of all pairs of ranks' gradients, weighted by their norms. "
-    "All values contribute, through the norms of the gradients and of their sum. "
-    "1: the same direction, 0: unrelated, below 0: opposed"
+    "mean cosine: the mean cosine similarity over all pairs of ranks' gradients, weighted by the "
+    "product of their norms. All values contribute, through the norms of the gradients and of "
+    "their sum. 1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (
     "the largest distance of a rank's weights from the first rank's weights: the square root of "
-    "the sum of the squared differences. Replicas that see the same gradients stay equal"
+    "the sum of the squared differences. Replicas that apply the same gradients stay equal"
 )
 
 
 def draw(trace: EventLog, *, live: bool = False) -> Json:
-    """Return the picture of a training loop, for both renderers.
+    """Return the picture of a training loop for the SVG and browser renderers.
 
     Args:
         trace: the run.
@@ -341,7 +342,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     tables = [_step(scene, k, trace, found, n) for k, n in enumerate(shown)]
     scene.height = max(tables, default=scene.height)
     named = [
-        ("loss", losses(training, ranks), "the mean of all ranks, and each rank"),
+        ("loss", losses(training, ranks), "the mean over all ranks, and the loss of each rank"),
         ("replica drift", drifts(training, ranks), DRIFT),
     ]
     # without any value above zero, such as no drift, the verdict is enough

@@ -78,8 +78,8 @@ class Gradients(SceneView):
 
     A table shows the norm and heat map of each layer and rank, of the result of the all-reduce, and
     of the gradient of a single process if it was recorded. For each layer, the table also shows the
-    agreement, which is the mean cosine of two ranks' gradients. Curves show the loss and the drift
-    between replicas.
+    agreement, which is the mean cosine similarity over all pairs of ranks' gradients. Curves show
+    the loss and the drift between replicas.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one; the program must run its loop

@@ -36,7 +36,7 @@ WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 100, 120
 
 
 def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -> Json:
-    """Return the picture of a run's tensors, for both renderers.
+    """Return the picture of a run's tensors for the SVG and browser renderers.
 
     Args:
         trace: the run.

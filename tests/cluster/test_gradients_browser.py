@@ -58,7 +58,9 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
     tab.page.emulate_media(reduced_motion="reduce")
     sheet = Sheet(tab, dk.Gradients(trace), tmp_path / "gradients.html")
     first, second, third = sheet.texts(".dkv-verdicts li span")
-    assert first == "after the all-reduce every rank has the same gradient: the mean of all 4"
+    assert (
+        first == "after the all-reduce every rank has the same gradient: the mean over all 4 ranks"
+    )
     assert second.startswith("one process computes the same, to ")
     assert third == "the replicas' weights are bitwise equal at every step"
     names = texts_of(sheet, ".dkm-main .mark-strong")
@@ -79,6 +81,6 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 
 def test_gradients_of_ddp_are_drawn(tab: Any, tmp_path: Path) -> None:
     sheet = Sheet(tab, dk.Gradients(dk.run_ranks(train_ddp, 2).trace), tmp_path / "g.html")
-    assert sheet.texts(".dkv-same span")[0].endswith("the mean of all 2")
+    assert sheet.texts(".dkv-same span")[0].endswith("the mean over all 2 ranks")
     assert sum(w.startswith("±") for w in texts_of(sheet, ".dkm-main .mark-tick")) == 4  # scales
     sheet.assert_clean()

@@ -103,7 +103,10 @@ def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
     assert [s.values for s in found.after] == [tuple(MEAN)]
     assert " at step 1" in to_svg(draw(trace))  # the drift
     assert texts(trace) == [
-        ("same", f"after the all-reduce every rank has the same gradient: the {kind} of all 2"),
+        (
+            "same",
+            f"after the all-reduce every rank has the same gradient: the {kind} over all 2 ranks",
+        ),
         ("same", "one process computes exactly the same"),
         ("same", "the replicas' weights are bitwise equal at every step"),
     ]

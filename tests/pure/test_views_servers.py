@@ -315,7 +315,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
         )
         if text not in svg
     ] == []
-    assert svg.count("<circle") == 4  # three workers, and a pull that waits
+    assert svg.count("<circle") == 4  # three workers, and a waiting pull
 
 
 def test_messages_in_flight_do_not_cover_each_other() -> None:

@@ -1,5 +1,5 @@
-// If loading a widget's script exceeds anywidget's limit of 2 seconds, anywidget drops all messages
-// from the kernel. Such a widget receives its messages directly.
+// If a widget's script takes more than 2 seconds to load, anywidget drops all messages from the
+// kernel. Such a widget receives its messages directly.
 
 export function initialize({ model }) {
   const raw = model.set({}); // anywidget passes only a part of this model

@@ -6,7 +6,7 @@ import { grouped, humanSeconds, plural } from "./numbers.js";
 
 const LENSES = [
   ["find", "/", "Find", "Find operations by name, line, label or rank"],
-  ["waiting", "w", "Waiting", "Highlight the time in which ranks wait for the last one"],
+  ["waiting", "w", "Waiting", "Highlight the time that ranks spend waiting for others"],
 ];
 
 const LATER = { highlighted: null, text: "known once the run has ended" };

@@ -25,7 +25,7 @@ const TEXT_PERIOD = 500; // of the text around the picture
 const MANY_BARS = 150; // average number per row above which rows are higher and show sums
 const SUMS_HEIGHT = 36; // pixels
 const SUMS = "fraction of time in operations, waiting hatched; zoom in to see single operations";
-const MANY_ARROWS = "an arrow stands for several messages; zoom in to see all";
+const MANY_ARROWS = "a thin arrow stands for several messages; zoom in to see each one";
 const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // [px]; leaves space for questions
 const MAX_SILENCE = 600_000; // maximum time without events [ms]
 

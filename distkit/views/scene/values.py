@@ -126,7 +126,7 @@ def format_values(s: Summary | None) -> str:
 SHADES, MAX_CELL_WIDTH, MIN_SIZE, MAX_SIZE = 8, 40, 9, 11.5
 #: Minimum cell height in a single row and in several rows, and maximum cell height [px].
 MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
-#: Bins and height of a histogram [px], and minimum number of values.
+#: Number of bins and height [px] of a histogram, and minimum number of values for one.
 BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
 #: Maximum column width, minimum width of a column whose numbers have names, gap between columns,
 #: height of a line of text [px].

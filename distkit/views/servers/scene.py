@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from distkit._format import human_bytes
+from distkit._format import count, human_bytes
 from distkit.events import Op
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import (
@@ -43,8 +43,8 @@ from distkit.views.servers.projection import (
 )
 
 Point = tuple[float, float]
-#: Shapes of a sign of the legend, their width [px], and the meaning.
-Sign = tuple[list[Shape], float, str]
+#: The shapes of a legend entry, their width [px], and their meaning.
+LegendEntry = tuple[list[Shape], float, str]
 
 #: Layers, from the lowest: messages in flight do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
@@ -60,10 +60,11 @@ LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: The last bin of the histogram counts gradients of at least this staleness; width and height of
 #: the histogram, and minimum height of a bar [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
-#: Distance between messages of neighboring keys, and of a pull from its key's other messages [px].
+#: Spacing between the message paths of neighboring keys, and between a key's pull and its other
+#: messages [px].
 KEY_DISTANCE, PULL_DISTANCE = 44, 26
-#: Signs of the legend. The signs for waiting pulls and late gradients are shown only if needed.
-LEGEND: list[Sign] = [
+#: Entries of the legend. The entries for waiting pulls and late gradients are shown only if needed.
+LEGEND: list[LegendEntry] = [
     (
         [rect(30, 16, "own", y=2, r=4), text("∇v1", "label", x=15, y=14, anchor="middle")],
         30,
@@ -79,15 +80,17 @@ LEGEND: list[Sign] = [
     ),
     ([circle(6, "ring", x=8, y=10)], 16, "pull"),
 ]
-HELD: Sign = ([circle(6, "held", x=8, y=10)], 16, "pull that waits")
-LATE: Sign = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
+HELD: LegendEntry = ([circle(6, "held", x=8, y=10)], 16, "waiting pull")
+LATE: LegendEntry = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """The geometry of a key: its box, distance and width of inbox slots, position of pulls.
+    """The geometry of a key: its box, its inbox slots and its waiting pulls.
 
-    Its messages move at a distance of ``offset`` from the line between worker and server.
+    ``slot`` and ``slot_width`` are the pitch and width of inbox slots, and ``pulls_x`` is the x
+    position of the first waiting pull. The key's messages move at a distance of ``offset`` from the
+    line between worker and server.
     """
 
     x: float
@@ -95,17 +98,17 @@ class KeyLayout:
     w: float
     slot: float
     slot_width: float
-    wait: float
+    pulls_x: float
     offset: float
 
     @property
     def pill(self) -> Point:
-        """The center of the version."""
+        """The center of the version's pill."""
         return self.x + self.w - 19, self.y + 13
 
 
 def draw(run: ServerProjection) -> Json:
-    """Return the picture of a run, for both renderers.
+    """Return the picture of a run for the SVG and browser renderers.
 
     Args:
         run: the result of ``projection.project``.
@@ -222,17 +225,22 @@ class _Renderer:
                 rect(w, height, "card", r=10),
                 rect(11, 11, "own", x=12, y=13, r=3, lane=self._lane(server)),
                 text(self.run.names[server], "name", x=30, y=23),
-                text(f"and {more} more keys" if more > 0 else "", "words", x=12, y=height - 8),
+                text(
+                    f"and {count(more, 'more key')}" if more > 0 else "",
+                    "words",
+                    x=12,
+                    y=height - 8,
+                ),
                 text("" if keys[server] else "no key", "words", x=12, y=HEADING_HEIGHT + 17),
                 layer=CARD,
             )
             self.point[server] = x + w / 2, MARGIN + height
             for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
-                y, wait = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
+                y, pulls_x = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
                 offset = KEY_DISTANCE * (nth - (min(len(keys[server]), MAX_KEYS) - 1) / 2)
                 self.layouts[server_key] = KeyLayout(
-                    x + 12, y, w - 24, slot, slot_width, wait, offset
+                    x + 12, y, w - 24, slot, slot_width, pulls_x, offset
                 )
         return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
@@ -283,8 +291,8 @@ class _Renderer:
             if layout is None or r.arrived is None or r.node not in self.workers:
                 continue
             if r.blocked:
-                gap = min(15.0, (layout.x + layout.w - layout.wait - 60) / len(self.workers))
-                x, y = layout.wait + gap * self.workers.index(r.node), layout.y + 34.5
+                gap = min(15.0, (layout.x + layout.w - layout.pulls_x - 60) / len(self.workers))
+                x, y = layout.pulls_x + gap * self.workers.index(r.node), layout.y + 34.5
                 self.scene.add(
                     x,
                     y,

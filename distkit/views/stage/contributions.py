@@ -50,9 +50,10 @@ def find_all_reduces(trace: EventLog) -> list[AllReduce]:
 
     Messages of a reference implementation or a simulation follow its schedule. Other messages of a
     group are a ring all-reduce if every member follows the ring's schedule, each chunk has the same
-    size everywhere, no member forwards a chunk before receiving it, and in the all-gather each
-    message has the values of the previous one, as far as recorded. A ring needs at least three
-    members: two look like ranks that exchange tensors.
+    size everywhere, and no member forwards a chunk before receiving it. As far as values are
+    recorded, each message of the all-gather must have the values of the previous one, and some
+    messages of the reduce-scatter must differ from it. A ring needs at least three members: two
+    look like ranks that exchange tensors.
 
     >>> find_all_reduces(EventLog())
     []

@@ -44,7 +44,7 @@ NOTHING = "this trace has no messages and no collectives"
 
 
 def draw(stage: Stage) -> Json:
-    """Return the picture of a run for both renderers. Its unit of time is the round.
+    """Return the picture of a run for the SVG and browser renderers. Its unit of time is the round.
 
     Args:
         stage: the result of ``projection.project``.

@@ -86,7 +86,7 @@ def to_html(
 ) -> Path:
     """Write a page with one trace, or with a tab for each of several traces.
 
-    The page opens from disk.
+    The page can be opened from disk, without a server.
 
     Args:
         trace: a trace, or ``{"p2p": trace, "all_reduce": other}``.

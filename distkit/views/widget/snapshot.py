@@ -1,4 +1,4 @@
-"""Displays static pictures in notebooks, which remain visible without a kernel.
+"""Displays static pictures in notebooks; the pictures remain visible without a kernel.
 
 A view has two cell outputs: a picture, which every front end can show, and the widget, which needs
 its kernel. A style sheet in the first output selects the visible one: the picture, if no widget is
@@ -30,13 +30,14 @@ _STYLE = (
 )
 #: Shown below views of unfinished runs. GitHub removes styles, so it must be correct without them.
 _ENDED = '<div class="distkit-ended">the kernel has stopped</div>'
-#: A picture has the colors of the notebook's theme, whatever the colors of the operating system.
+#: A picture follows the notebook's color theme, not the operating system's.
 _SCHEME = (
     ".distkit-picture { color-scheme: light; } "
     'body:is([data-jp-theme-light="false"], .vscode-dark) .distkit-picture { color-scheme: dark; }'
 )
 
-#: Hides the widget of a folded view, which is in the next output, and styles the line.
+#: Hides the widget of a folded view, which is in the next output, and styles the
+#: summary line that replaces it.
 _FOLDED = """
 .jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }
 details.distkit-folded { max-width: 1600px; margin: 4px 0; border-radius: 12px;
@@ -55,7 +56,7 @@ class NotebookSnapshot:
     """The static picture next to a widget.
 
     Args:
-        draw: returns the current picture as SVG, and a text for terminals.
+        draw: returns the current picture as SVG, and plain text for terminals.
         is_live: returns whether the run shown is still in progress.
     """
 
