@@ -73,8 +73,8 @@ class CollectiveTrial:
                     continue
                 if returned is not None and equal(tensor(returned), expected):
                     return (
-                        f"it returns the correct result, but {self.into} must contain it: "
-                        f"write into {self.into}, in place"
+                        f"it returns the correct result, but the result must be in "
+                        f"{self.into}: write it into {self.into}, in place"
                     )
                 return (
                     f"on {count(n, 'rank')}, with {count(length, 'element')}, "

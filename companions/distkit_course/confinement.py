@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import psutil
 
 #: Limits of each rank: CPU and wall time [s], memory and file size [bytes], printed characters, and
-#: processes in addition to the user's. (Linux does not count the processes of root.)
+#: processes in addition to the user's existing ones. (Linux does not count the processes of root.)
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
 #: Memory limit of the judge process, in addition to its initial use [bytes].

@@ -93,7 +93,7 @@ class Report:
 
 
 def titles(submissions: Sequence[Path]) -> list[str]:
-    """Return the name of each submission: its file name, or its path if file names are not unique.
+    """Return the name of each submission: its file's stem, or its path if the stems are not unique.
 
     Raises:
         DistkitError: two submissions would have the same name.

@@ -179,7 +179,9 @@ def read_only(answer: Answer) -> Answer:
     def call(*arguments: Any) -> Any:
         packed, result = values.pack(arguments), answer(*arguments)
         if values.pack(arguments) != packed:
-            raise WrongAnswer("the arguments must not change: use a copy, as clone and sorted do")
+            raise WrongAnswer(
+                "the arguments must not change: work on a copy, made with clone() or sorted()"
+            )
         return result
 
     return call
@@ -273,8 +275,8 @@ class Program:
         call: a function that calls the answer on rank ``rank`` of ``n`` and returns plain data.
         expected: the expected value of a rank.
         worlds: world sizes to test; messages are counted in the first.
-        limits: the maximum per rank on n ranks, by name: "messages", "bytes", "rounds" or "calls"
-            (collective operations), each with an optional reason.
+        limits: for "messages", "bytes", "rounds" or "calls" (collective operations), a function of
+            the number of ranks that returns the maximum per rank, and a reason or "".
         why: a function ``f(results, expected)`` that explains common mistakes.
         then: a function that further judges an answer that meets all these criteria, for example
             from the first trace.
@@ -290,7 +292,7 @@ class Program:
     into: str = ""
 
     def __call__(self, answer: Answer) -> Iterator[Criterion]:
-        """Compare the values of each world, then the messages of the first."""
+        """Compare the results for each world size, then the messages for the first."""
         traces = [self._run_and_compare(answer, n) for n in self.worlds]
         yield Criterion("values", f"correct on {', '.join(map(str, sorted(self.worlds)))} ranks")
         sent = measured(traces[0])
@@ -327,7 +329,7 @@ class Program:
                     run.trace,
                 )
         if not any(measured(run.trace).values()):
-            raise WrongAnswer("the ranks send nothing: use what the other ranks have", run.trace)
+            raise WrongAnswer("the ranks send nothing, but need the other ranks' values", run.trace)
         return run.trace
 
 

@@ -176,7 +176,7 @@ def _all_reduce(name: str, *hints: str) -> Task:
             (dist.all_reduce, "it calls dist.all_reduce. Use send and recv"),
             (
                 lambda x: in_turn(to_all_ranks, lambda total: total)(x.clone()),
-                "it returns the correct result, but x must contain it: write into x",
+                "it returns the correct result, but the result must be in x: write it into x",
             ),
             (receives_first, "deadlock in receives_first: "),
             (in_turn(to_all_ranks, lambda x: x.div_(dist.get_world_size())), "expected [30]"),
@@ -251,7 +251,7 @@ TASKS: list[Task] = [
                 lambda outputs, x: (new := [empty_like(x) for _ in outputs], _all_gather(new, x))[
                     0
                 ],
-                "it returns the correct result, but outputs must contain it",
+                "it returns the correct result, but the result must be in outputs",
             ),
             (dist.all_gather, "it calls dist.all_gather. Use send and recv"),
             (

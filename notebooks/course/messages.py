@@ -276,7 +276,7 @@ TASKS: list[Task] = [
             (receives_around_ring, "deadlock in receives_around_ring: "),
             (
                 lambda x: x.add_(dist.get_rank() + 1),
-                "the ranks send nothing: use what the other ranks have",
+                "the ranks send nothing, but need the other ranks' values",
             ),
         ),
         worth=2,

@@ -145,7 +145,10 @@ def test_messages_name_no_file_of_the_course_and_no_error_code() -> None:
             lambda loss, limit: not stop_together(loss, limit),
         )
     ]
-    assert "✗ on 2 ranks:\n    the arguments must not change: use a copy, as clone" in changes
+    assert (
+        "✗ on 2 ranks:\n    the arguments must not change: work on a copy, made with clone"
+        in changes
+    )
     assert "ranks 0 and 1 raised AttributeError: 'Tensor' object has no attribute" in fails
     assert not any(word in changes + fails for word in ("judges.py", "[DK", "WrongAnswer"))
     assert "with losses [1.0, 1.0] and limit 2.0, it returns False" in inverts
@@ -159,7 +162,7 @@ def returns_the_result(x: torch.Tensor) -> torch.Tensor:
 
 def test_result_that_is_returned_instead_of_written_in_place_is_named() -> None:
     verdict = dk.check.ring_all_reduce(returns_the_result)
-    message = "it returns the correct result, but x must contain it: write into x"
+    message = "it returns the correct result, but the result must be in x: write it into x"
     assert verdict.status == "fail" and message in repr(verdict)
 
 
