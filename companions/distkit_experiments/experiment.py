@@ -509,8 +509,9 @@ def sweep(
         values: a list or a single value for each parameter.
 
     Returns:
-        One row per combination: parameters, seconds, waiting, messages, bytes, values of rank 0,
-        and the ``trace``. The ``outcome`` of a failed run is its error.
+        One row per combination: parameters, seconds, waiting, messages, collectives, bytes, the
+        numbers that rank 0 returned, and the ``trace``. The ``outcome`` of a failed run is its
+        error.
 
     Raises:
         TypeError, ValueError: as in :meth:`Experiment.sweep`, before anything runs.

@@ -2,8 +2,8 @@
 
 No side effects.
 
-A message that one host sends at s and another receives at r, each by its own clock, bounds the
-difference of their clocks, which is less than r - s. Sums of such bounds along paths of hosts bound
+If one host sends a message at s and another receives it at r, each by its own clock, the receiver's
+clock minus the sender's is less than r - s. Sums of such bounds along paths of hosts bound
 the difference of any two clocks. The estimate is the midpoint of the bounds.
 
 Offsets are assumed to be constant. Clocks that drift apart during a run slightly violate this
@@ -28,7 +28,7 @@ from distkit.trace.log import EventLog, Log
 
 #: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.
 MIN_DURATION = 1e-8
-#: Contradictions between messages that are attributed to drift, in the order tried [s].
+#: Contradictions of up to this size are attributed to drift; tried in this order [s].
 _SLACKS = 0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1
 
 

@@ -1,8 +1,8 @@
 """Measure the cost of single and concurrent messages, and of sums, on this machine.
 
 Ranks on one machine share its cores, so a message costs more while others are in flight. Three
-patterns are measured: one ping-pong pair, all pairs, and a ring in which all ranks send and
-receive. Costs between these are interpolated.
+patterns are measured on a ring of n ranks: one message in flight, n/2 messages in flight, and n
+messages, when every rank sends and receives. Costs between these are interpolated.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def epoch(
     """Return N/(R·B)·(Tcomp + Tsync), the time of an epoch [s].
 
     Args:
-        samples: N, the size of the data set.
+        samples: N, the number of samples in the dataset.
         batch: B, the samples per rank and step.
         n: R, the number of ranks.
         compute: Tcomp, the time of a batch while R ranks compute [s].

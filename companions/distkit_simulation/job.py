@@ -107,8 +107,8 @@ class Job:
     """A step of a training job, with its predicted time, memory, tokens/s and utilization.
 
     It prints as a table, and has ``seconds``, ``parts``, ``memory``, ``tokens_per_second``,
-    ``utilization``, and ``trace``, a step of one of its pipelines. Training in mixed precision is
-    assumed: 2 bytes per parameter, 4 per gradient, and 12 for Adam's state.
+    ``utilization``, and ``trace``, which shows a step of one pipeline. Training in mixed precision
+    is assumed: 2 bytes per parameter, 4 per gradient, and 12 for Adam's state.
 
     Args:
         model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.

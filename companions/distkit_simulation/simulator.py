@@ -60,8 +60,8 @@ class Stragglers:
     """Slow ranks and late transfers.
 
     Args:
-        slow: the slowdown, by rank, of the rank's transfers and sums. In real clusters, slow ranks
-            stay slow.
+        slow: the factor by which the transfers and sums of a rank take longer, by rank. In real
+            clusters, slow ranks stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:

@@ -151,7 +151,7 @@ def raise_not_finite(
         TrainingError: always.
     """
     layer = owner_of(weight)[1]  # type: ignore[index]
-    where = "as the sum of all replicas" if culprit is None else f"on {kind} {culprit}"
+    where = "when summed over all replicas" if culprit is None else f"on {kind} {culprit}"
     raise TrainingError(
         f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
         "The step was not applied. Look for NaN in its batch, or lower the learning rate.",

@@ -25,7 +25,7 @@ ROWS, BATCH, EPOCHS = 210, 50, 2
 
 
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Run every strategy with every training method and compare the results with one process.
+    """Run every strategy with every training method and compare the results with one process's.
 
     Each cell is "equal to one process", "differs by …" (the largest difference of losses and
     outputs, relative to the largest of them) or "not supported: …".

@@ -365,7 +365,7 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregatio
 def _aggregate_if_different(
     strategy: Strategy, tensor: Tensor, aggregation: VariableAggregation
 ) -> Tensor:
-    """Return the aggregate of all replicas; equal copies are not sent."""
+    """Return the aggregate of all replicas; equal copies are not sent, unless they are summed."""
     content = tensor.cpu().reshape(-1).contiguous().view(torch.uint8)  # numpy has no bfloat16
     gathered = strategy._compare("buffers", [zlib.crc32(content.numpy().tobytes())])
     if aggregation is not VariableAggregation.SUM and gathered.count(gathered[0]) == len(gathered):

@@ -88,9 +88,19 @@ def change(**changes: Any) -> Callable[[Json], None]:
 HOST_FAULTS = [
     ("memory", "failure", "a rank needs", change(memory={"free": 50_000_000})),
     ("shm", "failure", "cannot be written to (No such", change(shm={"error": "No such file"})),
-    ("shm", "failure", "beta, which ranks use for shared memory, is full", change(shm={"free": 0})),
+    (
+        "shm",
+        "failure",
+        "which ranks use for shared memory, has too little free space",
+        change(shm={"free": 0}),
+    ),
     ("shm", "warning", "--shm-size=2g", change(shm={"size": 64 << 20, "free": 60 << 20})),
-    ("disk", "failure", "/tmp on beta is full (0 B of 8 GiB free)", change(temporary={"free": 0})),
+    (
+        "disk",
+        "failure",
+        "/tmp on beta has too little free space (0 B of 8 GiB)",
+        change(temporary={"free": 0}),
+    ),
     ("disk", "failure", "cannot be written to", change(temporary={"writable": False})),
     ("torch.missing", "failure", "-m pip install torch", change(packages={"torch": None})),
     (
@@ -234,7 +244,7 @@ NETWORK_FAULTS = [
     ("python.missing", "Python is not installed on beta", unreachable("no Python: python3 python")),
     ("ssh.other", "Try to start one: ssh beta", unreachable("exec format error")),
     ("ssh.cut", "beta stopped responding during files", stops_responding),
-    ("python.differs", "beta has python 3.12.1", change_beta(python={"version": "3.12.1"})),
+    ("python.differs", "beta has Python 3.12.1", change_beta(python={"version": "3.12.1"})),
     ("torch.differs", "pip install torch==2.13.0", change_beta(packages={"torch": "2.10.0"})),
     ("ipyparallel.differs", "ipyparallel 9.0.0", change_beta(packages={"ipyparallel": "9.0.0"})),
     ("distkit.differs", "beta has distkit 0.0.1", change_beta(packages={"distkit": "0.0.1"})),

@@ -32,7 +32,7 @@ from distkit_hosts.checkup.facts import (
 #: The default size of a Docker container's shared memory [bytes].
 SMALL_SHM = 64 << 20
 
-#: A file system with less free space counts as full [bytes].
+#: Minimum free space of /dev/shm [bytes].
 FULL = 1 << 20
 
 #: The packages that ranks need.
@@ -91,7 +91,7 @@ def _problem(space: Json, need: int) -> str:
     if "error" in space or not space["writable"]:
         return f"cannot be written to ({space.get('error', 'no permission')})"
     free, size = human_bytes(space["free"]), human_bytes(space["size"])
-    return f"is full ({free} of {size} free)" if space["free"] < need else ""
+    return f"has too little free space ({free} of {size})" if space["free"] < need else ""
 
 
 def _packages(host: str, machine: Json) -> Iterator[Check]:
@@ -351,7 +351,7 @@ def _differences(host: str, local: Json, remote: Json) -> Iterator[Check]:
     if python.split(".")[:2] != expected.split(".")[:2]:
         yield failure(
             "python.differs",
-            f"{host} has python {python} ({path}), but this machine has {expected}.",
+            f"{host} has Python {python} ({path}), but this machine has {expected}.",
             f"Install Python {expected} there, or select it with --python.",
             host,
         )

@@ -50,7 +50,7 @@ def doctor(
 ) -> Report:
     """Examine this machine, or several and the connections between them, before ranks run there.
 
-    It takes a few seconds, plus ten seconds if a host is down.
+    The examination takes a few seconds, plus ten seconds if a host is down.
 
     Args:
         hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
@@ -61,7 +61,8 @@ def doctor(
             otherwise python3 or python.
 
     Raises:
-        DistkitError: a host is named twice, or ssh is not installed here.
+        DistkitError: a host is named twice, ssh is not installed here, or this machine cannot be
+            examined.
 
     Example:
         >>> report = dk.hosts.doctor()                             # doctest: +SKIP

@@ -305,11 +305,11 @@ def _complete_collectives(calls: list[_Call], groups: Mapping[str, list[int]]) -
     ]
 
 
-def _events(calls: Iterable[_Call], first: int) -> Iterator[Event]:
+def _events(calls: Iterable[_Call], origin_ns: int) -> Iterator[Event]:
     """Yield the transitions of each call; a rank is blocked in its first pending call."""
 
     def seconds(nanoseconds: int | None) -> float:
-        return (nanoseconds - first) / 1e9 if nanoseconds else 0.0
+        return (nanoseconds - origin_ns) / 1e9 if nanoseconds else 0.0
 
     arrivals: dict[tuple[str, int] | None, float] = defaultdict(float)  # the last member's call
     latest = 0.0
@@ -332,12 +332,15 @@ def _events(calls: Iterable[_Call], first: int) -> Iterator[Event]:
             yield replace(event, state=State.BLOCKED, time=max(latest, started))
 
 
-def _ends(events: list[Event], world: range, dumps: Mapping[int, Dump]) -> dict[int, RankEnd]:
-    """Return the ranks that are not blocked while others are: their dumps end, or are missing."""
+def _ends(events: list[Event], ranks: range, dumps: Mapping[int, Dump]) -> dict[int, RankEnd]:
+    """Return an end for each rank that is not blocked while others are.
+
+    Such a rank's dump has no pending call, or is missing.
+    """
     blocked = {e.rank for e in events if e.state is State.BLOCKED}
     missing = "its dump is missing"
     return {
         rank: RankEnd("elsewhere", "" if rank in dumps else missing)
-        for rank in world
+        for rank in ranks
         if blocked and rank not in blocked
     }

@@ -39,7 +39,8 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     ['head', 'alpha']
 
     Raises:
-        LaboratoryError: a name is not a valid hostname, or occurs twice.
+        LaboratoryError: a name is not a valid hostname or occurs twice, or there are no hosts or
+            more than 200.
     """
     wrong = [host for host in hosts if not _NAME.fullmatch(host) or host == "localhost"]
     if wrong or not 1 <= len({*hosts}) == len(hosts) <= 200:

@@ -145,7 +145,7 @@ class Following(Run):
                 state = "The ranks still wait: run.interrupt() ends those on this machine."
                 raise report.deadlock_error(self._attached.deadlock, state, self.trace)
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.name} still runs after {timeout} s, and continues")
+                raise TimeoutError(f"{self.name} is still running after {timeout} s, and continues")
             self._attached.finished_event.wait(POLL_INTERVAL)
         if self.error is not None:
             raise self.error

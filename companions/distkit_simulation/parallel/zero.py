@@ -35,8 +35,8 @@ class Zero:
 
     Use the model directly, with a different batch on each rank: ``loss.backward()`` averages the
     gradients over the ranks, and :meth:`step` updates the parameters. Each child module with
-    parameters, also within a ModuleList, is a unit: a flat vector whose r-th part is stored on
-    rank r.
+    parameters, including those in a ModuleList, is a unit: a flat vector whose r-th part is stored
+    on rank r.
 
     Every rank must use the same units in the same order, as with DDP: messages have no names,
     so ranks that skip different layers would mix gradients or wait for each other.

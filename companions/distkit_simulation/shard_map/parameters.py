@@ -55,7 +55,7 @@ class Renderer:
         self.scene = Scene(WIDTH, HEAD + self.line_height * lines)
 
     def picture(self, name: str) -> Json:
-        """Return the picture, for both renderers; ``name`` is its title."""
+        """Return the picture for the SVG and browser renderers, with the title ``name``."""
         self._add_headings()
         for line, kind in enumerate(self.kinds):
             self._add_parameter(HEAD + line * self.line_height, kind)

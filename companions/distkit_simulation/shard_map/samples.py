@@ -1,4 +1,4 @@
-"""A static scene with the samples of a dataset that each replica uses in each step.
+"""A static scene that shows which samples each replica uses in each step.
 
 The upper part has a cell for each sample, in the order of the data; the lower part has a row for
 each replica.
@@ -18,8 +18,8 @@ from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
 WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing, left and right edges of the steps
-#: Maximum heights of all samples, of a row and of all rows; maximum cell size.
-MAX_SAMPLES_HEIGHT, MAX_ROW, MAX_ROWS, MAX_CELL = 190, 34, 176, 30
+#: Maximum heights of all samples, of a row and of all rows; maximum cell size [px].
+MAX_SAMPLES_HEIGHT, MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT, MAX_CELL = 190, 34, 176, 30
 #: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
 MAX_LABELED = 240  # maximum number of bars with labels
@@ -44,15 +44,17 @@ class Renderer:
             [tuple(plan.rows(step, replica)) for step in range(self.steps)]
             for replica in range(plan.replicas)
         ]
-        self.max_rows = max((len(rows) for steps in self.rows for rows in steps), default=1)
+        self.max_samples_per_step = max(
+            (len(rows) for steps in self.rows for rows in steps), default=1
+        )
         drawable = 0 < plan.samples <= MAX_SAMPLES
         self.grid = Grid(plan.samples, plan.files) if drawable else None
         self.top = self.grid.height + 40 if self.grid else 26
-        self.row_height = min(MAX_ROW, MAX_ROWS / plan.replicas)
+        self.row_height = min(MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT / plan.replicas)
         self.scene = Scene(WIDTH, self.top + self.row_height * plan.replicas + 6)
 
     def picture(self, name: str) -> Json:
-        """Return the picture, for both renderers; ``name`` is its title."""
+        """Return the picture for the SVG and browser renderers, with the title ``name``."""
         if self.grid:
             self._samples(self.grid)
         for replica in range(self.plan.replicas):
@@ -115,7 +117,7 @@ class Renderer:
         pitch, height, outline = (RIGHT - LEFT) / max(1, self.steps), self.row_height - 5, ""
         width = max(pitch - 1.5, 0.8 * pitch)
         for step, rows in enumerate(self.rows[replica]):
-            x, bar = LEFT + step * pitch, height * max(0.1, len(rows) / self.max_rows)
+            x, bar = LEFT + step * pitch, height * max(0.1, len(rows) / self.max_samples_per_step)
             if self.steps * self.plan.replicas <= MAX_LABELED:
                 self.scene.add(x, y, *self._bar(step, replica, width, height, bar))
             elif rows:
