@@ -92,7 +92,7 @@ def through_rank_0(x: Tensor) -> None:
 
 
 def receives_first(x: Tensor) -> None:
-    """Every rank receives first, so none sends."""
+    """Every rank first waits to receive, so no rank ever sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
     received = empty_like(x)
     dist.recv(received, (rank - 1) % n)

@@ -89,7 +89,7 @@ def sends_to_last_rank(x: Tensor) -> None:
 
 
 def receives_around_ring(x: Tensor) -> None:
-    """Every rank receives first, as in a ring, so none sends."""
+    """Every rank first waits to receive, as if on a ring, so no rank ever sends."""
     rank, n = dist.get_rank(), dist.get_world_size()
     dist.recv(x, (rank - 1) % n)
     x += 1
@@ -113,7 +113,7 @@ def one_way(x: Tensor, y: Tensor) -> None:
 
 
 def by_gathering(x: Tensor, y: Tensor) -> None:
-    """Uses a collective for two ranks."""
+    """Uses a collective where a send and a receive would do."""
     both = [torch.zeros_like(x) for _ in range(2)]
     dist.all_gather(both, x)
     y.copy_(both[1 - dist.get_rank()])
@@ -176,7 +176,7 @@ def fewest_batches(batches: list[Tensor]) -> Tensor:
 
 
 def limits_to_last_rank(batches: list[Tensor]) -> Tensor:
-    """Drops batches beyond the number of the last rank's."""
+    """Drops each rank's batches beyond the last rank's count."""
     dist.broadcast(rounds := torch.tensor(len(batches)), dist.get_world_size() - 1)
     return total_of_all(batches[: int(rounds)])
 
@@ -364,7 +364,7 @@ TASKS: list[Task] = [
             _run_total,
             lambda rank, n: 13.0,
             (3, 2),
-            {"calls": (lambda n: 1 + max(BATCHES), "one for the number, one for each batch")},
+            {"calls": (lambda n: 1 + max(BATCHES), "one for the count, one for each batch")},
             _explain_total,
         ),
         (

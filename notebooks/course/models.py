@@ -55,7 +55,7 @@ def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
 def _why_broadcast(returned: Any, expected: float, n: int, nbytes: float, link: Link) -> str:
     message = link.alpha + nbytes * link.beta
     if same(returned, (n - 1) * message):
-        return "that is one message after another; in a tree, all ranks that have the tensor send"
+        return "this sends one message at a time; in a tree, all ranks that have the tensor send"
     if same(returned, math.log2(n) * message):
         return "the number of rounds is a whole number: round up"
     return (
@@ -351,7 +351,7 @@ def steps_to_pay_off(first: float, eager: float, compiled: float) -> float:
 _why_steps = explain_mistakes(
     (
         lambda first, eager, compiled: (first - compiled) // (eager - compiled or 1) + 1,
-        "n steps may also take exactly as long as the eager ones",
+        "n compiled steps may take exactly as long as n eager steps",
     ),
     (
         lambda first, eager, compiled: math.ceil(first / abs(eager - compiled or 1)),
@@ -380,7 +380,7 @@ def functions_per_worker(seconds: list[float], functions: int) -> list[int]:
 _why_functions = explain_mistakes(
     (
         lambda seconds, functions: [functions // len(seconds)] * len(seconds),
-        "those are equal shares: a fast worker is idle more often",
+        "those are equal shares: a fast worker becomes idle more often",
     ),
     (
         lambda seconds, functions: [
@@ -437,7 +437,7 @@ TASKS: list[Task] = [
         broadcast_seconds,
         (
             "How many rounds do 2, 3, 4 and 5 ranks take?",
-            "There are ⌈log₂ n⌉ rounds, math.ceil(math.log2(n)). In each, a message has the whole "
+            "There are ⌈log₂ n⌉ rounds, math.ceil(math.log2(n)). Each message contains the whole "
             "tensor.",
         ),
         _calls(
@@ -688,7 +688,7 @@ TASKS: list[Task] = [
         "embeddings.",
         bytes_per_gpu,
         (
-            "Which part of the parameters does a GPU have? dp does not change it.",
+            "Which fraction of the parameters does a GPU have? It does not depend on dp.",
             "6 bytes for each of these parameters, and 12 / dp bytes for the optimizer.",
         ),
         _calls(

@@ -365,7 +365,7 @@ def _explain_unanswered(push: HandlerResult) -> str:
     if push.waiting:
         return "Return all workers in server.waiting"
     return (
-        "server.waiting was empty when it was returned. Keep the list before you empty it: "
+        "server.waiting was empty when it was returned. Save the list before you empty it: "
         "answered, server.waiting = server.waiting, []"
     )
 
@@ -407,7 +407,7 @@ def _check_value(push: HandlerResult, steps: list[Step]) -> str:
 
 
 def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
-    """Describe how often a gradient was applied."""
+    """Describe how many times a gradient was applied, if that is wrong."""
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
         return (
@@ -452,7 +452,7 @@ COLLECTIONS = (set, frozenset, list, tuple)
 
 
 def states() -> Iterator[tuple[int, dict[int, int], int]]:
-    """Return every worker, clocks and bound to try, the simplest first."""
+    """Yield every combination of worker, clocks and bound to try, the simplest first."""
     for n in (2, 3):
         for bound, clocks in product((2, 0, 1, 3), product(range(6), repeat=n)):
             for worker in range(n):
@@ -587,9 +587,9 @@ def keeps_pulls_waiting(server: Server, worker: int, number: int, gradient: Tens
 
 def keeps_the_inbox(server: Server, worker: int, number: int, gradient: Tensor) -> list[int]:
     """Keep the gradients of this round for the next one."""
-    has_state = {**server.inbox, worker: gradient}
+    kept = {**server.inbox, worker: gradient}
     answered = push_handler(server, worker, number, gradient)
-    server.inbox.update(has_state)
+    server.inbox.update(kept)
     return answered
 
 

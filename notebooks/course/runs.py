@@ -28,7 +28,7 @@ Line = tuple[Op, int, float, float, dict[str, Any]]
 
 
 def script(n: int, name: str, *lines: Line) -> Trace:
-    """Return a trace of ``n`` ranks; an operation without an end never returns."""
+    """Return a trace of ``n`` ranks; an operation with an infinite end never returns."""
     writer = Writer(n)
     for op, rank, begin, end, fields in lines:
         writer.add_operation(op, rank, begin * MS, end * MS, **fields)
@@ -41,7 +41,7 @@ def script(n: int, name: str, *lines: Line) -> Trace:
 
 
 def with_info(trace: Trace, **facts: Any) -> Trace:
-    """Return the trace with other fields in its info, for instance a neutral name."""
+    """Return the trace with some fields of its info replaced, for example by a neutral name."""
     return Trace(trace.events, structs.replace(trace.info, **facts))
 
 

@@ -58,12 +58,12 @@ SIZES = ((1, 2, 6), (3, 0, 2, 1), (4,))
 
 
 def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
-    """Return the losses of a rank's examples: integers, larger on later ranks."""
+    """Return the losses of a rank's examples: whole numbers, larger on higher ranks."""
     return torch.arange(sizes[rank], dtype=torch.float64) + 10.0 * (rank + 1)
 
 
 def result_on_rank(answer: Answer, sizes: tuple[int, ...]) -> float | str:
-    """Return the answer's number on this rank, or the name of the type of any other result."""
+    """Return the number that the answer returns on this rank, or else its result's type name."""
     got = read_only(answer)(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
@@ -82,12 +82,12 @@ def trial(answer: Answer) -> Iterator[Criterion]:
     yield Criterion(
         "values", f"correct on ranks with {', then '.join(map(_format_sizes, SIZES))} examples"
     )
-    sent = measured(traces[0])
+    counts = measured(traces[0])
     yield at_most(
         "calls",
-        sent["calls"] + sent["messages"],
+        counts["calls"] + counts["messages"],
         1,
-        "one all-reduce of the sum and the number together suffices",
+        "a single all-reduce of the sum and the count is enough",
         traces[0],
     )
 
@@ -103,7 +103,7 @@ def _explain_difference(sizes: tuple[int, ...], results: list[float | str]) -> s
         return ""
     if any(map(_is_nan, results)):
         return (
-            "it returns NaN: the mean over no examples is NaN, and so is each sum that contains it"
+            "it returns NaN: the mean over no examples is NaN, and so is every sum that includes it"
         )
     values = ", ".join(f"{got:.4g}" for got in results)
     descriptions = (name for name, wrong in _mistakes(rows) if all(map(_same, results, wrong)))
@@ -145,7 +145,7 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def mean_of_means(losses: Tensor) -> Tensor:
-    """Averages the means of ranks."""
+    """Averages the ranks' means."""
     dist.all_reduce(mean := losses.mean())
     return mean / dist.get_world_size()
 
@@ -213,7 +213,7 @@ def _many_gradients(rank: int, tensors: int = 40, length: int = 50) -> list[Tens
 
 
 def _run_average(answer: Answer, rank: int, n: int) -> list[list[float]]:
-    """Return the first and last number of the last gradients."""
+    """Return the first and the last element of each of the last five gradients."""
     gradients = _many_gradients(rank)
     answer(gradients)
     return [[g[0].item(), g[-1].item()] for g in gradients[-5:]]
@@ -259,8 +259,8 @@ TASKS: list[Task] = [
         mean_loss,
         (
             "What is the mean of [1] and [2, 2, 2], and what is the mean of their means?",
-            "Every rank knows the sum and the number of its examples, and you can add sums.",
-            "Put the sum and the number into one tensor of two elements, all-reduce it, and divide "
+            "Every rank knows the sum of its losses and their count. You can add both over ranks.",
+            "Put the sum and the count into one tensor of two elements, all-reduce it, and divide "
             "the first by the second.",
         ),
         trial,
@@ -269,7 +269,7 @@ TASKS: list[Task] = [
             (by_ranks, "82 is the sum divided by the number of ranks; expected 27.33"),
             (by_own_number, "each rank divides the sum by its own number of examples"),
             (weights_the_means, "3, 0, 2 and 1 examples: it returns NaN: the mean over no"),
-            (in_two_calls, "2 collective operations per rank; one all-reduce of the sum"),
+            (in_two_calls, "2 collective operations per rank; a single all-reduce of the sum"),
             (lambda losses: mean_loss(losses.sub_(1)), "the arguments must not change"),
         ),
         worth=2,

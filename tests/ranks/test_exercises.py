@@ -136,7 +136,7 @@ def test_error_shows_the_answers_lines_and_the_number_of_ranks() -> None:
     )
 
 
-def test_messages_name_no_file_of_the_course_and_no_error_code() -> None:
+def test_messages_omit_course_files_and_error_codes() -> None:
     changes, fails, inverts = [
         repr(dk.check.stop_together(answer))
         for answer in (
@@ -295,7 +295,7 @@ def assign_number(server: Server) -> None:
         ),
         (
             {"answers": empty_in_place},
-            "empty when it was returned. Keep the list before you empty it",
+            "empty when it was returned. Save the list before you empty it",
         ),
         (
             {"leaves": list},
