@@ -104,7 +104,7 @@ class Driver:
         self.close()
 
     def request(self, line: str = "", timeout: float = 180.0) -> Any:
-        """Send a request and return the program's next reply; the program may read the line."""
+        """Send a line, which the program may read as a request, and return its next reply."""
         _pipe(self.process.stdin).write(f"{line}\n".encode())
         return self.reply(timeout)
 

@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 def _regimes(table: str, times: Mapping[int, float], regimes: Sequence[Sequence[int]]) -> list[Row]:
-    """Fit the time of each protocol to its sizes, and apply it from the smallest of them."""
+    """Fit each protocol on its sizes, and predict up to the smallest size of the next one."""
     predictions = []
     ends = [*(sizes[0] for sizes in regimes[1:]), math.inf]
     for fit, end in zip(regimes, ends, strict=True):

@@ -143,7 +143,7 @@ def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
         kv.pull("w")
 
 
-def test_push_accepted_before_a_crash_is_not_shown_as_refused(cluster, tmp_path) -> None:
+def test_push_accepted_before_a_crash_is_not_shown_as_rejected(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="1 exited"):
         run = cluster.run(die_before_reply, "dist_sync", "replace", str(tmp_path))
     picture = draw(project(run.trace))

@@ -99,7 +99,7 @@ def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> N
 
 
 def test_one_way_delays_do_not_bias_the_estimate() -> None:
-    """The mean of the round trips is off by 10 ms; the fastest message in each direction is not."""
+    """A round trip may be off by 10 ms; the fastest message in each direction is not."""
     trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
     clock = PeerClock()
     for trip in trips:

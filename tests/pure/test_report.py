@@ -31,7 +31,7 @@ def error_of(outcome: Outcome) -> dk.errors.RankError:
     return error
 
 
-def test_warning_in_a_notebook_is_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_in_a_notebook_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "in_notebook", lambda: True)
     with pytest.warns(dk.errors.CommunicationWarning) as caught:
         notebook.warn([", ".join(["all_reduce() of float32[1]"] * 9)])

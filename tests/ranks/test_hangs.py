@@ -30,7 +30,7 @@ def kinds_and_culprits(findings: list[Finding]) -> list[tuple[str, tuple[int, ..
 
 
 def mistakes(run: Run) -> list[Finding]:
-    """Return the findings except stragglers, which depend on the machine."""
+    """Return the findings, except those about stragglers, which depend on the machine."""
     return [f for f in run.findings if f.kind != "straggler"]
 
 

@@ -27,7 +27,7 @@ def calls_of(run: Run, rank: int = 0) -> list[tuple[Op, str]]:
 
 
 def mistakes(run: Run) -> list[Finding]:
-    """Return the findings except stragglers, which depend on the machine."""
+    """Return the findings, except those about stragglers, which depend on the machine."""
     return [f for f in run.trace.diagnose() if f.kind != "straggler"]
 
 

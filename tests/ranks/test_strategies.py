@@ -370,7 +370,8 @@ def test_multi_worker_strategy_equals_one_process(options: CommunicationOptions)
     run = run_ranks(train, 2, MultiWorkerMirroredStrategy(options))
     check_equal_to_one_process(run.results)
     sent = [m for m in run.trace.messages if m.src == 0]
-    # 58 gradients of 8 bytes in packs of 12: a ring of two sends one half of each, twice
+    # six steps, each with 74 gradient elements of 8 bytes, 12 per pack; in a ring of two, rank 0
+    # sends half of each pack twice
     packs = -(-74 // 12)
     expected = 6 * packs * 2 if options.implementation == "RING" else 0
     assert len(sent) == expected
@@ -397,7 +398,7 @@ def test_script_uses_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
         MultiWorkerMirroredStrategy()
 
 
-def test_missing_hardware_raises() -> None:
+def test_missing_hardware_and_invalid_options_raise() -> None:
     with pytest.raises(StrategyError, match="needs torch_xla, which is not installed"):
         TPUStrategy()
     with pytest.raises(ValueError, match="bytes_per_pack of at least 0; got -1"):

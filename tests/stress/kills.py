@@ -164,7 +164,7 @@ class Kernels:
         self._kernel = self._start()
 
     def close(self) -> None:
-        """End the kernel."""
+        """Close the kernel."""
         self._kernel.close()
 
     def _start(self) -> Driver:

@@ -175,7 +175,7 @@ class Schedule:
     # -- events ------------------------------------------------------------------
 
     def push(self, worker: int, server: int, *, pulls: bool = False) -> None:
-        """Push the next power of two from a worker, which may also pull."""
+        """Push the next power of two from a worker; with ``pulls``, also send a pull."""
         if worker not in self.workers:
             return
         value = torch.full((1,), 2.0 ** len(self.sent), dtype=torch.float64)
@@ -186,7 +186,7 @@ class Schedule:
             self.pull(worker, server)
 
     def pull(self, worker: int, server: int) -> None:
-        """Pull from a worker; the reply may be delayed."""
+        """Send a pull from a worker to a server; it may never get a reply."""
         if worker in self.workers:
             request = self._request(worker, server, Pull, f"w{server}")
             del self.unanswered[worker, request.number]
@@ -199,12 +199,12 @@ class Schedule:
         self._process_replies()
 
     def crash(self, rng: random.Random) -> None:
-        """Crash a random server, unless it is the last."""
+        """Crash a random server, unless it is the last one."""
         if len(self.net.sessions) > 1:
             self.net.crash(rng.choice(sorted(self.net.sessions)))
 
     def leave(self, worker: int) -> None:
-        """End a worker, unless it is the last."""
+        """Terminate a worker, unless it is the last one."""
         if worker in self.workers and len(self.workers) > 1:
             self.workers.remove(worker)
             self.net.leave(worker)
@@ -224,7 +224,9 @@ class Schedule:
             if late:
                 self.violations.append(f"worker {worker} has no reply to {late}")
             if self.lost[worker] != gone:
-                self.violations.append(f"worker {worker} knows {self.lost[worker]} of lost {gone}")
+                self.violations.append(
+                    f"worker {worker} was notified of lost servers {self.lost[worker]}, not {gone}"
+                )
         for server in {*SERVERS} - gone:
             self._check(server)
         return self.violations

@@ -51,7 +51,7 @@ class Trial:
         return found
 
     def close(self) -> None:
-        """End the cluster."""
+        """Stop the cluster."""
         self.cluster.stop()
 
     def _run(self, misuse: Misuse) -> list[str]:

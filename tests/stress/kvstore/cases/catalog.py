@@ -76,7 +76,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def assert_raises_kvstore_error(call: Callable[[], object], *texts: str) -> None:
-    """Assert that a call raises a KVStoreError with all of these texts."""
+    """Assert that a call raises a KVStoreError whose message contains all of these texts."""
     from distkit.errors import KVStoreError
 
     try:

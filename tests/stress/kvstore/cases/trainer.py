@@ -164,7 +164,7 @@ def worker_updates_use_loaded_weights() -> None:
 
 
 def invalid_calls() -> dict[str, tuple[Callable[[], object], str]]:
-    """Return invalid calls of Trainer, with a text of each error."""
+    """Return invalid calls of Trainer, each with a text that its error contains."""
     w = parameter()
     return {
         "no parameters": (lambda: Trainer([]), "no parameters to train"),
