@@ -129,7 +129,7 @@ class Step:
     """A message and its effect on the real server.
 
     Args:
-        pull: whether it is a pull or a push.
+        pull: true for a pull, false for a push.
         number: the number of this worker's push, from 0.
         repeated: whether it is a repeated push.
         value: the server's value afterwards.
