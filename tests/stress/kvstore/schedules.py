@@ -125,7 +125,7 @@ class Network:
         self.send(worker, SCHEDULER, Ended(worker, 0))
 
     def store(self, server: int) -> KVServer | None:
-        """Return the store of a server's values, wherever it is."""
+        """Return the store with a server's values, on that server or on its backup."""
         return next((s.stores[server] for s in self.sessions.values() if server in s.stores), None)
 
     def replica(self, server: int) -> KVServer | None:
