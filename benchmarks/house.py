@@ -30,7 +30,7 @@ LINES = {
     "distkit/algorithms": Line(1_325, 1_300),
     "distkit/cluster": Line(3_164, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
-    "distkit/kvstore": Line(1_642, 1_700),
+    "distkit/kvstore": Line(1_641, 1_700),
     "distkit/recording": Line(1_586, 1_600),
     "distkit/trace": Line(913, 700),
     "distkit/views": Line(3_757, 3_800),
@@ -48,8 +48,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_345, 15_000),
-    "the whole product": Line(25_224, 25_000),
+    "all of distkit": Line(15_344, 15_000),
+    "the whole product": Line(25_223, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
     "files in distkit": Line(158, 150),
     "names at the top level": Line(27, 23),
