@@ -353,7 +353,7 @@ def test_hang_within_the_clock_error_does_not_raise(
     write_waiting_rank(tmp_path, 0)
     write_waiting_rank(tmp_path, 1, host="b", clock="b")  # no message bounds the clock offset
     run = dk.hosts.follow(tmp_path)
-    with pytest.raises(TimeoutError, match=r"train\.py still runs"):
+    with pytest.raises(TimeoutError, match=r"train\.py is still running"):
         run.wait(0.0)
     assert "running" in repr(run)
     assert run.findings[0].hang  # as far as known
