@@ -175,7 +175,7 @@ class Task:
         """
         if not callable(answer):
             raise TypeError(
-                f"dk.check.{self.name} judges a function, not {type(answer).__name__}. "
+                f"dk.check.{self.name} expects a function, not {type(answer).__name__}. "
                 f"Write def {self.signature} and pass it without calling it."
             )
         try:

@@ -64,7 +64,7 @@ class Settings:
 
         Raises:
             TypeError: a parameter is unknown.
-            ValueError: a value is outside its control.
+            ValueError: a value is outside its control's range.
         """
         self._check_names(changed)
         for name, value in changed.items():
@@ -106,7 +106,7 @@ def check_reserved(name: str, value: Any) -> None:
 
 
 def as_list(name: str, value: Any) -> list[Any]:
-    """Return the values of one parameter in a sweep: a list, or a single value."""
+    """Return the values of one parameter in a sweep as a list; a scalar is one value."""
     values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else [*value]
     if not values:
         raise ValueError(f"sweep({name}=[]) has no values.")
@@ -144,7 +144,7 @@ class Control:
         number = is_number(value) and isinstance(value, Integral if integral else Real)
         if self.low > -math.inf and not (number and self.low <= value <= self.high):
             raise ValueError(
-                f"{self.name}={format_plain(value)} is outside its control: "
+                f"{self.name}={format_plain(value)} is outside its range: "
                 f"{'integers from ' * integral}{format_plain(self.low)} to "
                 f"{format_plain(self.high)}. Use a wider range."
             )

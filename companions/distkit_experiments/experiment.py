@@ -224,7 +224,7 @@ class Experiment:
         """Run once with the controls' values, overridden by ``parameters``, and wait.
 
         Raises:
-            TypeError, ValueError: a parameter is unknown, or a value is outside its control.
+            TypeError, ValueError: a parameter is unknown, or a value is out of range.
             ClusterError: the cluster, or this experiment, is busy.
             RankError, DeadlockError, …: as in :meth:`distkit.Cluster.run`.
         """

@@ -100,7 +100,7 @@ def simulate_pipeline(
         clock[rank] = end = begin + seconds[action.kind] / chunks * slow[rank]
         label = {"label": str(action) if chunks > 1 else f"{action.kind}{action.microbatch}"}
         writer.add_operation(Op.MARK, rank, begin, end, attributes=label)
-        if (target := action.next(stages)) is not None and target % ranks != rank:
+        if (target := action.receiving_stage(stages)) is not None and target % ranks != rank:
             duration = float(network.seconds([rank], [target % ranks], [nbytes])[0])
             arrivals[action] = end + duration
             writer.add_operation(

@@ -2,8 +2,9 @@
 
 A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
 micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline`
-executes and :func:`~distkit_simulation.training.pipeline` simulates; the lists equal the schedules
-of ``torch.distributed``. All schedules except GPipe follow one pattern::
+executes and :func:`~distkit_simulation.training.pipeline` simulates. Where
+``torch.distributed.pipelining`` has the same schedule, the lists match its order. All schedules
+except GPipe follow one pattern::
 
     F F F   F B F B F B   B B B
     warm-up one each      drain
@@ -42,7 +43,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     def needs(self, stages: int) -> Action | None:
-        """Return the action that this action depends on; None for an input of the pipeline.
+        """Return the action that this action depends on, or None for a forward on stage 0.
 
         >>> Action(1, "F", 0).needs(stages=2), Action(1, "B", 0).needs(stages=2)
         (0F0, 1F0)
@@ -55,10 +56,10 @@ class Action(NamedTuple):
         last = stage == stages - 1
         return Action(stage, "F", microbatch) if last else Action(stage + 1, kind, microbatch)
 
-    def next(self, stages: int) -> int | None:
-        """Return the stage that receives the result; None at either end and for weight gradients.
+    def receiving_stage(self, stages: int) -> int | None:
+        """Return the stage that receives the result; None at both ends and for weight gradients.
 
-        >>> Action(1, "F", 0).next(stages=2), Action(1, "B", 0).next(stages=2)
+        >>> Action(1, "F", 0).receiving_stage(2), Action(1, "B", 0).receiving_stage(2)
         (None, 0)
         """
         stage = self.stage + {"F": 1, "B": -1, "I": -1, "W": stages}[self.kind]

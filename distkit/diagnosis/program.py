@@ -435,7 +435,10 @@ def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Stat
 
 
 def _exits(file: str, node: ast.AST) -> Iterator[Statement]:
-    """Yield the exits of a loop's iteration, or of a function."""
+    """Yield the conditional exits from one iteration of a loop or from a function.
+
+    Also yield its ``except`` and ``no_sync()`` blocks.
+    """
     for child, tests, loop in _statements(node, {}):
         if isinstance(child, ast.Return) or (
             isinstance(child, (ast.Break, ast.Continue)) and loop is None

@@ -137,7 +137,7 @@ def test_invalid_controls_raise_immediately(
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ({"batch": 256}, ValueError, "batch=256 is outside its control: integers from 8 to 128"),
+        ({"batch": 256}, ValueError, "batch=256 is outside its range: integers from 8 to 128"),
         ({"batch": 8.5}, ValueError, "integers from"),
         ({"batch": True}, ValueError, "batch=True is outside"),
         ({"batch": "many"}, ValueError, "batch=many is outside"),

@@ -61,7 +61,7 @@ def test_staged_all_reduce_passes_without_a_gpu(host: Callable[[Tensor], Tensor]
 
 @pytest.mark.parametrize("name", TASKS)
 def test_invalid_answer_is_rejected(name: str) -> None:
-    with pytest.raises(TypeError, match=f"dk.check.{name} judges a function, not int"):
+    with pytest.raises(TypeError, match=f"dk.check.{name} expects a function, not int"):
         getattr(dk.check, name)(3)
     assert "yours takes no arguments" in repr(getattr(dk.check, name)(lambda: None))
     assert str(TASKS[name]) in repr(getattr(dk.check, name)())

@@ -279,7 +279,7 @@ class Laboratory:
         return f"port{self.hosts.index(host)}"
 
     def _queue(self, host: str, verb: str, *arguments: str) -> None:
-        """Change the queues at both ends of a host's link, or only the router's after a crash."""
+        """Change the queues at both ends of a host's link, unless the host has crashed."""
         for end, device in (None, self._port(host)), (host, "eth0"):
             if host in self._pids:
                 self._admin(end, "tc", "qdisc", verb, "dev", device, "root", *arguments)

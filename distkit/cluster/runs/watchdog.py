@@ -1,8 +1,9 @@
 """Detects deadlocks from the ranks' reports of their waits.
 
-A waiting rank periodically reports the start of its wait. When the waits of several ranks overlap
-at an instant, the trace contains everything that they did before this instant, and they have
-done nothing since. A deadlock at that instant is permanent, so a correct program is never reported.
+A waiting rank periodically reports the start of its wait. If the waits of several ranks include
+the same instant, the trace contains everything that these ranks did before it, and none of them was
+running at that instant. A deadlock at that instant is permanent, so a correct program is never
+reported.
 """
 
 from __future__ import annotations
