@@ -83,14 +83,16 @@ def joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def named(ranks: Iterable[int]) -> str:
+def named(ranks: Iterable[int], noun: str = "") -> str:
     """Format ranks in ascending order, and abbreviate long lists.
+
+    ``noun`` is the word for a rank, by default :data:`RANK_NOUN`.
 
     >>> named([3]), named([2, 0, 3]), named(range(100))
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')
     """
     *first, last = sorted(ranks)
-    noun = RANK_NOUN.get()
+    noun = noun or RANK_NOUN.get()
     if not first:
         return f"{noun} {last}"
     if len(first) > 7:

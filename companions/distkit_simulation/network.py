@@ -227,9 +227,8 @@ def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
     )
     m = nbytes[order]
     previous_bytes = np.cumsum(m) - m
-    smaller = (
-        previous_bytes - previous_bytes[first][index]
-    )  # bytes of smaller transfers on the same resource
+    # bytes of smaller transfers on the same resource
+    smaller = previous_bytes - previous_bytes[first][index]
     larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
     totals = np.empty(len(m))
     totals[order] = smaller + larger * m

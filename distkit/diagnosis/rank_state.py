@@ -191,7 +191,7 @@ class WaitForGraph:
     @property
     def settled(self) -> bool:
         """Whether no rank runs, so nothing changes until the stepper resumes one."""
-        return all(self.rank_state(rank).status is not RankStatus.RUNNING for rank in self.ranks)
+        return all(self._state(rank).status is not RankStatus.RUNNING for rank in self.ranks)
 
     def rank_state(self, rank: int) -> RankState:
         """Return the state of a rank."""
@@ -327,7 +327,7 @@ class WaitForGraph:
             return f"no rank has set {keys(self.keys.missing(e))}"
         if len(waits_for) == 1:
             return f"{self.noun} {waits_for[0]} {self._why_missing(e, waits_for[0])}"
-        return f"{named(waits_for).replace('rank', self.noun)} have not called it"
+        return f"{named(waits_for, self.noun)} have not called it"
 
     def _why_missing(self, e: Event, other: int) -> str:
         """Describe the state of the only missing rank."""
@@ -358,7 +358,7 @@ class WaitForGraph:
         if not awaited.certain:
             return f"{server} has not answered"
         if len(waits_for) > 1:
-            return f"{server} waits for {named(waits_for).replace('rank', self.noun)}"
+            return f"{server} waits for {named(waits_for, 'worker')}"
         (rank,) = waits_for
         activity = self._activity(rank) or self._missing_requests(e, rank, awaited)
         return f"{server} waits for worker {rank}, which {activity}"

@@ -58,9 +58,8 @@ class OpenBuffers(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, tuple[weakref.ref[Any], _Call]] = {}  # by the Work's id
-        self._thread = (
-            threading.local()
-        )  # has the depth of intercepted calls, which disable the mode
+        # the depth of intercepted calls in each thread; the mode is disabled inside them
+        self._thread = threading.local()
 
     @property
     def active(self) -> bool:

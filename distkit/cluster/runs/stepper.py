@@ -272,10 +272,9 @@ class Stepper:
                 "return to the latest with seek(-1) before you resume a rank."
             )
         if rank not in paused:
-            advice = f"Resume {named(paused)}." if paused else "No rank can be resumed."
+            advice = f"Resume {named(paused, noun)}." if paused else f"No {noun} can be resumed."
             raise StepError(
-                f"{noun} {rank} is not paused and cannot be resumed. {rank_states[rank]}. "
-                + advice.replace("rank", noun)
+                f"{noun} {rank} is not paused and cannot be resumed. {rank_states[rank]}. {advice}"
             )
         return [rank]
 

@@ -2,7 +2,7 @@
 
 Ranks have the hues of Okabe and Ito (2008), which are distinguishable under all common forms of
 color blindness, darkened to a contrast of 3 on white paper, and a plum. The dark theme has lighter
-tints of the same hues. Work and failures have hues of their own.
+tints of the same hues. Work and failures have different hues.
 """
 
 from __future__ import annotations
