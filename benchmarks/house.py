@@ -27,7 +27,7 @@ class Line(NamedTuple):
 #: moves keeps its limit.
 LINES = {
     "distkit": Line(1_220, 900),
-    "distkit/algorithms": Line(1_325, 1_300),
+    "distkit/algorithms": Line(1_092, 1_300),
     "distkit/cluster": Line(3_164, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
     "distkit/kvstore": Line(1_641, 1_700),
@@ -37,10 +37,11 @@ LINES = {
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_186, 3_200),
-    "companions/distkit_simulation": Line(1_659, 1_400),
+    "companions/distkit_parallel": Line(576, 600),
+    "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_675, 16_000),
+    "tests": Line(16_671, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -48,10 +49,10 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_344, 15_000),
+    "all of distkit": Line(15_111, 15_000),
     "the whole product": Line(25_223, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(158, 150),
+    "files in distkit": Line(155, 150),
     "names at the top level": Line(27, 23),
 }
 

@@ -73,6 +73,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _measure_speed() -> dict[str, float]:
+    from distkit_parallel import Transformer
     from distkit_simulation import (
         A100,
         Link,
@@ -83,7 +84,6 @@ def _measure_speed() -> dict[str, float]:
         finish_times,
         search_layouts,
     )
-    from distkit_simulation.parallel import Transformer
 
     gpt = Transformer.gpt(120, 12288, 96)
     link, jitter = Link(1e-6, 1e-9, 1e-10), Stragglers(jitter=exponential(1e-6))

@@ -20,10 +20,10 @@ from typing import Any
 
 from benchmarks.published import tables
 from benchmarks.published.rows import Row
+from distkit_parallel.layout import MEGATRON, Layout
+from distkit_parallel.memory import GIB, Transformer
 from distkit_simulation.job import A100, Job, Machine
 from distkit_simulation.network import Link
-from distkit_simulation.parallel.layout import MEGATRON, Layout
-from distkit_simulation.parallel.memory import GIB, Transformer
 
 #: Bandwidth of a host's NICs in vTrain's and Megatron's clusters [bytes/s].
 NIC_BANDWIDTH = {"vTrain": 100e9, "Megatron": 200e9}

@@ -13,7 +13,7 @@ from functools import cache
 
 from benchmarks.published import tables
 from benchmarks.published.rows import Row
-from distkit.algorithms.catalog import PIPELINES
+from distkit_parallel.schedules import PIPELINES
 from distkit_simulation.network import Link, Network
 from distkit_simulation.training import pipeline
 

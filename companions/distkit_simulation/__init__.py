@@ -8,14 +8,12 @@ formulas. :func:`measure_step` measures the parts of a training step, from which
 :func:`plot_speedups` and :func:`plot_prediction` plot speedups.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from distkit.imports import attributes
 
 if TYPE_CHECKING:
-    from distkit_simulation import cost, parallel
+    from distkit_simulation import cost
     from distkit_simulation.calibration import MeasuredNetwork, calibrate
     from distkit_simulation.job import A100, H100, Job, Machine, search_layouts
     from distkit_simulation.network import Link, Network
@@ -70,7 +68,6 @@ _NAMES = {
     ],
     "distkit_simulation.training": ["pipeline"],
 }
-_modules = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "A100",
@@ -91,7 +88,6 @@ __all__ = [
     "finish_times",
     "lognormal",
     "measure_step",
-    "parallel",
     "parameter_server",
     "pipeline",
     "plot_prediction",
@@ -104,5 +100,7 @@ __all__ = [
 
 
 __getattr__ = attributes(
-    __name__, _modules, {name: f"{__name__}.{name}" for name in ("cost", "parallel")}
+    __name__,
+    {name: module for module, names in _NAMES.items() for name in names},
+    {"cost": "distkit_simulation.cost"},
 )

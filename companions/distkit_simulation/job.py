@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distkit._format import aligned, human_seconds
-from distkit.algorithms.catalog import PIPELINES
 from distkit.errors import LayoutError
 from distkit.events import Op
 from distkit.trace.info import RankInfo
 from distkit.trace.trace import Trace
 from distkit.views.scene import figures
 from distkit.views.scene.theme import rank_color
+from distkit_parallel.layout import AXES, MEGATRON, Layout
+from distkit_parallel.memory import GIB, States, Transformer
+from distkit_parallel.schedules import PIPELINES
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
-from distkit_simulation.parallel.layout import AXES, MEGATRON, Layout
-from distkit_simulation.parallel.memory import GIB, States, Transformer
 from distkit_simulation.simulator import Stragglers, Writer
 from distkit_simulation.training import simulate_pipeline
 
@@ -111,7 +111,7 @@ class Job:
     is assumed: 2 bytes per parameter, 4 per gradient, and 12 for Adam's state.
 
     Args:
-        model: a transformer; :meth:`.parallel.Transformer.gpt` creates one like GPT-3.
+        model: a transformer; :meth:`.Transformer.gpt` creates one like GPT-3.
         layout: the layout of the model on the devices.
         machine: :data:`A100`, :data:`H100` or another :class:`Machine`.
         batch: the number of samples in a step, over all copies.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from distkit.algorithms.catalog import PIPELINES
-from distkit.algorithms.pipeline_schedules import Action, Orders, execution_order
 from distkit.events import Op
 from distkit.trace.trace import Trace
+from distkit_parallel.schedules import PIPELINES, Action, Orders, execution_order
 from distkit_simulation.network import Network, check_network
 from distkit_simulation.simulator import Stragglers, Writer
 

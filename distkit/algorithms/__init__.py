@@ -15,8 +15,6 @@ collectives are in :mod:`~distkit.algorithms.collectives`. Catalogs list all of 
 The algorithms do not print, trace or invoke callbacks. Recording is invisible to them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from distkit.imports import attributes
@@ -26,22 +24,25 @@ if TYPE_CHECKING:
     from distkit.algorithms.all_reduce.halving_doubling import halving_doubling_all_reduce
     from distkit.algorithms.all_reduce.ring import ring_all_reduce
     from distkit.algorithms.all_reduce.tree import tree_all_reduce
-    from distkit.algorithms.catalog import PIPELINES, Algorithm
+    from distkit.algorithms.catalog import Algorithm
     from distkit.algorithms.collectives import COLLECTIVES
     from distkit.algorithms.sgd import sync_gradients, sync_initial_weights, sync_sgd_step
     from distkit.algorithms.shared_memory import shared_memory_all_reduce
     from distkit.algorithms.use import use_algorithm
+    from distkit_parallel.schedules import PIPELINES
 
+#: The public names of each module.
 _EXPORTS = {
-    "all_reduce": ["ALL_REDUCES"],
-    "all_reduce.halving_doubling": ["halving_doubling_all_reduce"],
-    "all_reduce.ring": ["ring_all_reduce"],
-    "all_reduce.tree": ["tree_all_reduce"],
-    "catalog": ["PIPELINES", "Algorithm"],
-    "collectives": ["COLLECTIVES"],
-    "sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
-    "shared_memory": ["shared_memory_all_reduce"],
-    "use": ["use_algorithm"],
+    "distkit.algorithms.all_reduce": ["ALL_REDUCES"],
+    "distkit.algorithms.all_reduce.halving_doubling": ["halving_doubling_all_reduce"],
+    "distkit.algorithms.all_reduce.ring": ["ring_all_reduce"],
+    "distkit.algorithms.all_reduce.tree": ["tree_all_reduce"],
+    "distkit.algorithms.catalog": ["Algorithm"],
+    "distkit.algorithms.collectives": ["COLLECTIVES"],
+    "distkit.algorithms.sgd": ["sync_gradients", "sync_initial_weights", "sync_sgd_step"],
+    "distkit.algorithms.shared_memory": ["shared_memory_all_reduce"],
+    "distkit.algorithms.use": ["use_algorithm"],
+    "distkit_parallel.schedules": ["PIPELINES"],
 }
 
 __all__ = [
@@ -60,5 +61,5 @@ __all__ = [
 ]
 
 __getattr__ = attributes(
-    __name__, {name: f"{__name__}.{module}" for module, names in _EXPORTS.items() for name in names}
+    __name__, {name: module for module, names in _EXPORTS.items() for name in names}
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distkit.algorithms.tensor_parallel import copy_to_ranks, sum_of_ranks
+from distkit.algorithms.collectives import copy_to_ranks, sum_of_ranks
 
 
 class SyncBatchNorm(nn.BatchNorm1d):

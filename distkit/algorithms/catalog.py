@@ -6,11 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distkit.algorithms.pipeline_schedules import SCHEDULES, Described
 from distkit.algorithms.rounds import Schedule, traffic
 
 #: The program of one rank, with the contract of a ``torch.distributed`` collective.
 Reference = TypeVar("Reference", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, repr=False)
+class Described:
+    """An entry of a catalog.
+
+    Args:
+        name: its key in the catalog.
+        title: its name for headings.
+        summary: one sentence about it.
+        source: its paper or documentation.
+        cost: its cost, as formulas to display.
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: str
+    cost: str
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +139,3 @@ class Algorithms(Catalog[Algorithm]):
             return reference
 
         return add
-
-
-#: Pipeline schedules by name.
-PIPELINES = Catalog({schedule.name: schedule for schedule in SCHEDULES})

@@ -1,16 +1,18 @@
 """Collectives other than all-reduce: schedules and reference implementations.
 
 A reference implementation has the contract of its ``torch.distributed`` counterpart and can replace
-it; :mod:`~distkit.algorithms.contract` ensures that.
+it; :mod:`~distkit.algorithms.contract` ensures that. :func:`copy_to_ranks` and
+:func:`sum_of_ranks` have gradients: the backward pass of each is the other's forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
-from torch import Tensor, cat, empty, empty_like
+from torch import Tensor, autograd, cat, contiguous_format, empty, empty_like
 from torch.distributed.distributed_c10d import _get_default_group
 
 from distkit.algorithms.catalog import Algorithms
@@ -391,3 +393,39 @@ def barrier(group: Group = None) -> None:
 
     for bit in bits(n):
         exchange(token, (rank + bit) % n, token, (rank - bit) % n, group)
+
+
+# -- collectives with gradients ----------------------------------------------------------
+
+
+class _Copy(autograd.Function):
+    """The identity in forward; backward sums the gradients of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(autograd.Function):
+    """The sum of all ranks' tensors in forward; backward passes the gradient unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        total = x.clone(memory_format=contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+copy_to_ranks = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
+sum_of_ranks = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)

@@ -14,9 +14,9 @@ from msgspec import structs
 from distkit.events import Op, State
 from distkit.trace.info import ClockOffset, Consistency, RankEnd, RankInfo, Replacement
 from distkit.trace.trace import Trace
+from distkit_parallel import Layout, Transformer
 from distkit_simulation.job import H100, Job
 from distkit_simulation.network import Link, Network
-from distkit_simulation.parallel import Layout, Transformer
 from distkit_simulation.parameter_servers import parameter_server
 from distkit_simulation.simulator import Stragglers, Writer, finish_times, simulate
 from distkit_simulation.training import pipeline

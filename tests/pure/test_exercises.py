@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distkit.algorithms.all_reduce.ring import schedule as ring
-from distkit.algorithms.catalog import PIPELINES
 from distkit_course import values
 from distkit_course.content.models import (
     broadcast_seconds,
@@ -25,7 +24,8 @@ from distkit_course.content.models import (
 from distkit_course.content.parameter_server import STEPS, simulate_training
 from distkit_course.judges import time_criterion
 from distkit_course.task import Criterion, Verdict
-from distkit_simulation import cost, job, parallel
+from distkit_parallel import PIPELINES, Layout, Transformer
+from distkit_simulation import cost, job
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import finish_times
 
@@ -73,7 +73,7 @@ def test_ring_chunks_equal_the_schedule(n: int) -> None:
 
 @given(st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 2, 4]))
 def test_bytes_per_gpu_equal_the_simulated_memory(dp: int, pp: int, tp: int) -> None:
-    model, layout = parallel.Transformer.gpt(12, 768, 12), parallel.Layout(dp=dp, pp=pp, tp=tp)
+    model, layout = Transformer.gpt(12, 768, 12), Layout(dp=dp, pp=pp, tp=tp)
     memory = job.Job(model, layout, job.A100, batch=10, sequence=512, zero=1).stage_memory(0)
     assert math.isclose(
         bytes_per_gpu(model.layers * model.layer, dp, pp, tp),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from distkit_parallel import LLAMA_3_8B, Layout, Transformer
 from distkit_simulation import A100, H100, Job, Link, search_layouts
-from distkit_simulation.parallel import LLAMA_3_8B, Layout, Transformer
 
 GPT = Transformer.gpt(96, 12288, 96)
 SMALL = Transformer.gpt(24, 2048, 16)

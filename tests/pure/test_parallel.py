@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distkit as dk
-from distkit.algorithms import PIPELINES
+from distkit_parallel import LLAMA_3_8B, PIPELINES, Layout, States, Transformer, idle
+from distkit_parallel.memory import GIB
 from distkit_simulation import Link, Network, pipeline
-from distkit_simulation.parallel import LLAMA_3_8B, Layout, States, Transformer, idle
-from distkit_simulation.parallel.memory import GIB
 
 # -- layouts -------------------------------------------------------------------------------
 

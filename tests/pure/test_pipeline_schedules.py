@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distkit.algorithms import PIPELINES
-from distkit.algorithms.pipeline_schedules import (
+from distkit_parallel.schedules import (
+    PIPELINES,
     Action,
     Orders,
     execution_order,

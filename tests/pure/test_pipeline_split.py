@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distkit.algorithms.pipeline import split
+from distkit_parallel import split
 
 
 class Residual(nn.Module):

@@ -12,15 +12,14 @@ import pytest
 
 from distkit._format import human_bytes, human_seconds
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalog import PIPELINES
 from distkit.events import Op, Span
 from distkit.trace.info import clock_error, hosts_of
 from distkit.trace.trace import Trace
 from distkit_course.content.runs import MIB, RUNS, two_hosts
 from distkit_course.quizzes import QUIZZES
+from distkit_parallel import PIPELINES, idle
 from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
-from distkit_simulation.parallel import idle
 from distkit_simulation.simulator import simulate
 
 #: The answers of a lesson, in the order of its questions.

@@ -12,9 +12,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from distkit.algorithms.all_reduce import ALL_REDUCES
-from distkit.algorithms.catalog import PIPELINES
 from distkit.algorithms.rounds import Round, traffic
 from distkit.events import Op
+from distkit_parallel import PIPELINES
 from distkit_simulation import (
     Link,
     Network,

@@ -152,7 +152,5 @@ def test_shards_of_all_ranks_add_up() -> None:
 
 def test_other_objects_raise() -> None:
     for wrong in (3, [1], {"name": "weight"}, "weight"):
-        with pytest.raises(
-            TypeError, match=r"its plan, or the result of dk\.simulation\.parallel\.shards"
-        ):
+        with pytest.raises(TypeError, match=r"its plan, or the result of distkit_parallel\.shards"):
             ShardMap(wrong)

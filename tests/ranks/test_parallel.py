@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import distkit as dk
-from distkit.algorithms.pipeline import split
+from distkit_parallel import Layout, shards, split
 
 
 def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
@@ -24,7 +24,7 @@ def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
 
 
 def test_mesh_follows_the_layout() -> None:
-    layout = dk.simulation.parallel.Layout(dp=2, tp=2)
+    layout = Layout(dp=2, tp=2)
 
     def program() -> tuple[list[int], list[int]]:
         mesh = layout.mesh()
@@ -54,7 +54,7 @@ def test_shards_of_a_three_dimensional_tensor_match_local_values() -> None:
         mesh, found = init_device_mesh("cpu", (2, 2)), []
         for placements in cases:
             tensor = distribute_tensor(full, mesh, placements)
-            found.append((dk.simulation.parallel.shards(tensor, "x"), tensor.to_local()))
+            found.append((shards(tensor, "x"), tensor.to_local()))
         return found
 
     results = dk.run_ranks(program, 4).results
@@ -74,7 +74,7 @@ def test_shards_of_a_model_match_its_layout() -> None:
     """FSDP over tensor parallelism, pipeline stages, and partial sums."""
 
     def program() -> tuple[Any, ...]:
-        mesh = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()
+        mesh = Layout(dp=2, tp=2).mesh()
         model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
         fully_shard(model, mesh=mesh["dp"])
@@ -82,11 +82,11 @@ def test_shards_of_a_model_match_its_layout() -> None:
         row = DTensor.from_local(torch.ones(3), mesh["tp"], [Partial()])
         uneven = nn.Linear(2 + dist.get_rank(), 1)
         with pytest.raises(ValueError, match=r"'weight' has shape \[1, 2\] on rank 0 and \[1, 3\]"):
-            dk.simulation.parallel.shards(uneven)
+            shards(uneven)
         return (
-            dk.simulation.parallel.shards(model),
-            dk.simulation.parallel.shards(stage),
-            dk.simulation.parallel.shards({"row": row}),
+            shards(model),
+            shards(stage),
+            shards({"row": row}),
         )
 
     results = dk.run_ranks(program, 4).results

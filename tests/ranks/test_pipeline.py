@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import distkit as dk
-from distkit.algorithms.pipeline import pipeline_step, split
+from distkit_parallel import pipeline_step, split
 
 LAYERS, ROWS = 4, 7
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import distkit as dk
-from distkit.algorithms.tensor_parallel import ColumnLinear, RowLinear
 from distkit.events import Op
+from distkit_parallel import ColumnLinear, Layout, RowLinear
 
 
 def mlp(bias: bool) -> nn.Sequential:
@@ -86,7 +86,7 @@ def test_layers_of_a_subgroup_use_its_ranks() -> None:
     """Two replicas of two halves, on a layout's mesh."""
 
     def program() -> torch.Tensor:
-        group = dk.simulation.parallel.Layout(dp=2, tp=2).mesh()["tp"].get_group()
+        group = Layout(dp=2, tp=2).mesh()["tp"].get_group()
         up, act, down = mlp(True)
         return results_of(nn.Sequential(ColumnLinear(up, group), act, RowLinear(down, group)))[0]
 

@@ -17,8 +17,7 @@ from waiting import wait_until
 
 import distkit as dk
 from distkit.events import Op
-from distkit_simulation.parallel import States, tensor_bytes
-from distkit_simulation.parallel.zero import Zero
+from distkit_parallel import States, Zero, tensor_bytes
 
 STEPS = 5
 

@@ -20,7 +20,7 @@ class ShardMap(SceneView):
 
     Args:
         source: a :class:`~distkit.data.DistributedDataset` or its ``plan``; or parameters with
-            their shards, as returned by :func:`distkit_simulation.parallel.shards`.
+            their shards, as returned by :func:`distkit_parallel.shards`.
         name: the title.
 
     Raises:
@@ -56,6 +56,6 @@ def _parameters(source: Any) -> Sequence[Json]:
     if not known:
         raise TypeError(
             "ShardMap needs a DistributedDataset, its plan, or the "
-            f"result of dk.simulation.parallel.shards(model); got a {type(source).__name__}."
+            f"result of distkit_parallel.shards(model); got a {type(source).__name__}."
         )
     return list(source)

@@ -9,8 +9,8 @@ from itertools import islice, product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from distkit.algorithms.catalog import PIPELINES
 from distkit.errors import LayoutError
+from distkit_parallel.schedules import PIPELINES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -150,33 +150,39 @@ def _violations(layout: Any) -> Iterator[str]:
     """Yield a message for each violated rule."""
     if layout.world not in (None, ranks := layout.dp * layout.tp * layout.pp):
         yield f"dp · pp · tp = {ranks} ranks, but there are {layout.world}"
-    tp, stages, parts = (
-        f"tp = {layout.tp}",
-        layout.pp * layout.chunks,
-        layout.dp * layout.microbatches,
-    )
     rules = [
         *(
-            (getattr(layout, name), f"{name} = {getattr(layout, name)}", layout.tp, tp)
+            (
+                getattr(layout, name),
+                f"{name} = {getattr(layout, name)}",
+                layout.tp,
+                f"tp = {layout.tp}",
+            )
             for name in SLICED
         ),
-        (layout.devices_per_host, f"{layout.devices_per_host} devices of a host", layout.tp, tp),
+        (
+            layout.devices_per_host,
+            f"{layout.devices_per_host} devices of a host",
+            layout.tp,
+            f"tp = {layout.tp}",
+        ),
         (layout.hidden, f"hidden = {layout.hidden}", layout.heads or 1, f"heads = {layout.heads}"),
         (
             layout.layers,
             f"{layout.layers} layers",
-            stages,
+            layout.pp * layout.chunks,
             f"pp · chunks = {layout.pp} · {layout.chunks}",
         ),
-        (layout.batch, f"a batch of {layout.batch}", parts, f"dp · microbatches = {parts}"),
+        (
+            layout.batch,
+            f"a batch of {layout.batch}",
+            parts := layout.dp * layout.microbatches,
+            f"dp · microbatches = {parts}",
+        ),
     ]
     for value, label, divisor, divisor_label in rules:
         if value is not None and value % divisor:
             yield f"{label} cannot be divided by {divisor_label}"
-    yield from _schedule_violations(layout)
-
-
-def _schedule_violations(layout: Any) -> Iterator[str]:
     try:
         if layout.schedule is not None:
             PIPELINES[layout.schedule].check(layout.pp, layout.microbatches, layout.chunks)

@@ -1,15 +1,9 @@
-"""Shards of a model on each rank, and idle time of ranks in a run."""
+"""Shards of a model on each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from distkit.events import Op, Span
-from distkit.trace.log import EventLog
-from distkit.views.timeline.columns import length
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +15,7 @@ def shards(
     """List the shards of each parameter on each rank. All ranks must call it.
 
     Plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks with different layers,
-    and the layers of :mod:`distkit.algorithms.tensor_parallel` are supported. Only sizes are sent.
+    and the layers of :mod:`distkit_parallel.tensor_parallel` are supported. Only sizes are sent.
 
     Args:
         model: a model, a tensor, or tensors by name.
@@ -92,11 +86,10 @@ def _declared_shards(model: Any) -> dict[str, _Shard]:
                 shape, offset = local.copy(), [0] * len(local)
                 shape[dim] *= dist.get_world_size(module.group)
                 offset[dim] = local[dim] * dist.get_rank(module.group)
-                placement = f"Shard({dim})"
                 declared[key] = (
                     key,
                     shape,
-                    {"offset": offset, "shape": local, "placement": placement},
+                    {"offset": offset, "shape": local, "placement": f"Shard({dim})"},
                 )
     return declared
 
@@ -128,53 +121,3 @@ def _placement(placement: Any) -> str:
     if placement.is_partial():
         return f"Partial({placement.reduce_op})"
     return "Replicate()" if placement.is_replicate() else f"Shard({placement.dim})"
-
-
-#: Operations that do not block computation: marks and sends.
-_NON_BLOCKING = {Op.MARK, Op.SEND}
-
-
-def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the fraction of time that each rank spends in receives and collectives, or idle.
-
-    The time extends from the first start to the last end of any rank; a rank is also idle before
-    its own start and after its own end. For a pipeline with one stage per rank and free messages,
-    the result is (p-1)/(m+p-1).
-
-    Args:
-        trace: the trace of a run or of the simulator.
-        label: the label of a ``dk.mark`` on every rank; its last span is measured. "" measures
-            the whole trace.
-
-    Returns:
-        The fraction, from 0 to 1, of each rank.
-
-    Raises:
-        ValueError: a rank has no such mark.
-
-    Example:
-        >>> from distkit_simulation import Link, Network, pipeline
-        >>> trace = pipeline(4, 9, 1.0, 2.0, 0, Network(Link(0, 0)))
-        >>> idle(trace)
-        {0: 0.25, 1: 0.25, 2: 0.25, 3: 0.25}
-    """
-    spans = [span for span in trace.spans if span.end is not None]
-    windows = {rank: _window(spans, rank, label) for rank in trace.ranks}
-    begin, end = min(a for a, _ in windows.values()), max(b for _, b in windows.values())
-    shares = {}
-    for rank, (first, last) in windows.items():
-        waits = [(begin, first), (last, end)]
-        blocking = (s for s in spans if s.rank == rank and s.op not in _NON_BLOCKING)
-        waits += [(s.start, s.end) for s in blocking if s.end is not None]
-        shares[rank] = length(*np.clip(waits, begin, end).T) / (end - begin)
-    return shares
-
-
-def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]:
-    """Return the start and end of the measured part on a rank."""
-    candidates = [s for s in spans if s.rank == rank and label in ("", s.label)]
-    if not candidates:
-        missing = f"no finished span {label!r}: put `with dk.mark({label!r}):` around the code"
-        raise ValueError(f"rank {rank} has {missing if label else 'recorded nothing'}")
-    measured = candidates[-1:] if label else candidates
-    return min(s.start for s in measured), max(s.end for s in measured if s.end is not None)

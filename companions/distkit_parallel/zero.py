@@ -27,8 +27,6 @@ from torch.utils._pytree import tree_leaves
 
 from distkit.algorithms.contract import Group, all_gather_single, reduce_scatter_single
 
-Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
 
 class Zero:
     """A model whose optimizer states, gradients and parameters are sharded over the ranks.
@@ -71,7 +69,7 @@ class Zero:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Factory,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         *,
         stage: int = 3,
         group: Group = None,
@@ -115,7 +113,7 @@ class _Unit:
             module.register_forward_pre_hook(self.gather)
             module.register_forward_hook(self._after_forward)
             for p in parameters:
-                p.in_vector = True  # type: ignore[attr-defined]  # for dk.simulation.parallel.shards
+                p.in_vector = True  # type: ignore[attr-defined]  # for sharding.shards
             self.free()
 
     def _view_parameters(self) -> None:

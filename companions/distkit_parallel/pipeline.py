@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit.algorithms.catalog import PIPELINES
 from distkit.algorithms.contract import Group, isend, recv
 from distkit.algorithms.sgd import Loss
+from distkit_parallel.schedules import PIPELINES
 
 
 def pipeline_step(

@@ -10,13 +10,12 @@ Forward needs one all-reduce, and backward needs another, which sums the gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distkit.algorithms.collectives import copy_to_ranks, sum_of_ranks
 from distkit.algorithms.contract import Group
 from distkit.errors import LayoutError
 
@@ -38,7 +37,7 @@ class ColumnLinear(nn.Module):
         Shoeybi et al., "Megatron-LM", 2019.
     """
 
-    #: The sharded dimension of each sharded parameter, for ``parallel.shards``.
+    #: The sharded dimension of each sharded parameter, for :func:`~distkit_parallel.shards`.
     sharded: ClassVar = {"weight": 0, "bias": 0}
 
     def __init__(self, whole: nn.Linear, group: Group = None) -> None:
@@ -73,46 +72,13 @@ class RowLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class _Copy(torch.autograd.Function):
-    """The identity in forward; backward sums the gradients of all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of all ranks' tensors in forward; backward passes the gradient unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-copy_to_ranks = cast(Callable[[Tensor, Group], Tensor], _Copy.apply)
-sum_of_ranks = cast(Callable[[Tensor, Group], Tensor], _Sum.apply)
-
-
 def _shard(whole: Tensor, dim: int, group: Group) -> Tensor:
     """Return a copy of this rank's equal part, so that the full tensor can be freed."""
     n = dist.get_world_size(group)
     if whole.shape[dim] % n:
         raise LayoutError(
             f"{whole.shape[dim]} features on {n} tensor-parallel ranks: use a multiple of {n}. "
-            f"To check this in advance, use dk.simulation.parallel.Layout(tp={n}, "
+            f"To check this in advance, use distkit_parallel.Layout(tp={n}, "
             f"hidden={whole.shape[dim]})"
         )
     return whole.detach().chunk(n, dim)[dist.get_rank(group)].clone()

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: the actions of each rank in order. No side effects.
 
 A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
-micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit.algorithms.pipeline`
+micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit_parallel.pipeline`
 executes and :func:`~distkit_simulation.training.pipeline` simulates. Where
 ``torch.distributed.pipelining`` has the same schedule, the lists match its order. All schedules
 except GPipe follow one pattern::
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
+
+from distkit.algorithms.catalog import Catalog, Described
 
 
 class Action(NamedTuple):
@@ -100,9 +102,11 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Orders:
     >>> interleaved(2, 2)[1]
     [1F0, 1F1, 3F0, 3B0, 3F1, 3B1, 1B0, 1B1]
     """
-    size = _group_size(ranks, microbatches)
     return _orders(
-        ranks, microbatches, chunks, lambda rank: (chunks - 1) * size + 2 * (ranks - 1 - rank)
+        ranks,
+        microbatches,
+        chunks,
+        lambda rank: (chunks - 1) * _group_size(ranks, microbatches) + 2 * (ranks - 1 - rank),
     )
 
 
@@ -118,12 +122,11 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
     >>> zero_bubble(2, 2)
     [[0F0, 0F1, 0I0, 0W0, 0I1, 0W1], [1F0, 1I0, 1F1, 1I1, 1W0, 1W1]]
     """
-    size = _group_size(ranks, microbatches)
     return _orders(
         ranks,
         microbatches,
         chunks,
-        lambda rank: (chunks - 1) * size + ranks - 1 - rank,
+        lambda rank: (chunks - 1) * _group_size(ranks, microbatches) + ranks - 1 - rank,
         split=True,
     )
 
@@ -246,28 +249,6 @@ def peak_activations(orders: Orders) -> list[int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Described:
-    """An entry of a catalog.
-
-    Args:
-        name: its key in the catalog.
-        title: its name for headings.
-        summary: one sentence about it.
-        source: its paper or documentation.
-        cost: its cost, as formulas to display.
-    """
-
-    name: str
-    title: str
-    summary: str
-    source: str
-    cost: str
-
-    def __repr__(self) -> str:
-        return f"{self.title}: {self.summary}\n    {self.cost}    {self.source}"
-
-
-@dataclass(frozen=True, repr=False)
 class PipelineSchedule(Described):
     """A schedule for a pipeline of p ranks with m micro-batches and v stages per rank.
 
@@ -278,7 +259,7 @@ class PipelineSchedule(Described):
         looped: whether a rank may have several stages.
 
     Example:
-        >>> a = SCHEDULES[1]
+        >>> a = PIPELINES["1f1b"]
         >>> a.bubble_ratio(4, 8), a.bubble_fraction(4, 8), a.activations(0, 4, 8)
         (0.375, 0.2727272727272727, 4)
     """
@@ -344,7 +325,7 @@ def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 #: All schedules, by year of publication.
-SCHEDULES = (
+_SCHEDULES = (
     PipelineSchedule(
         "gpipe",
         "GPipe",
@@ -395,3 +376,6 @@ SCHEDULES = (
         ),
     ),
 )
+
+#: All schedules by name.
+PIPELINES = Catalog({schedule.name: schedule for schedule in _SCHEDULES})

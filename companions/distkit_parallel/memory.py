@@ -10,7 +10,7 @@ import gc
 from dataclasses import dataclass
 from typing import Any
 
-from distkit.algorithms.catalog import PIPELINES
+from distkit_parallel.schedules import PIPELINES
 
 GIB = 2**30
 
