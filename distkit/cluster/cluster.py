@@ -344,11 +344,9 @@ class Cluster:
             injected_faults.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            is_cell, record = isinstance(fn, Cell), options.get("record", True)
+            is_cell = isinstance(fn, Cell)
             try:
-                ranks = self._ranks = self._supervisor.fork(
-                    self._runs, payload, cell=is_cell, recording=record
-                )
+                ranks = self._ranks = self._supervisor.prepare(self._runs, payload, is_cell=is_cell)
                 conductor = Conductor(
                     name,
                     self._runs,

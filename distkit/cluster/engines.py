@@ -41,7 +41,7 @@ class Engines(Ranks):
     _controller: Child | None = None
     _connection = ""  # the data with which an engine connects to the controller, as JSON
 
-    def _start(self, recording: bool) -> None:
+    def start(self) -> None:
         """Start the controller and the engines and wait until all have registered."""
         self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:

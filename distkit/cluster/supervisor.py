@@ -83,11 +83,11 @@ class Supervisor:
 
     # -- running ----------------------------------------------------------------
 
-    def fork(self, number: int, payload: bytes, *, cell: bool, recording: bool) -> Ranks:
-        """Return the ranks for a run of a pickled call: new processes, or the engines for a cell.
+    def prepare(self, number: int, payload: bytes, *, is_cell: bool) -> Ranks:
+        """Return the ranks for a run of a pickled call, or the engines for a cell.
 
         Raises:
-            StartError: the processes cannot be started.
+            StartError: the cluster's folder does not exist, or the engines cannot be started.
         """
         if not Path(self.folder).exists():
             raise StartError(
@@ -95,13 +95,11 @@ class Supervisor:
                 "temporary folders, and its ranks cannot connect without it. Create the cluster "
                 "again."
             )
-        if cell:
+        if is_cell:
             return self.start_engines()
         for host in self.hosts:
             host.server.prepare(payload)
-        ranks = Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
-        ranks.start(recording=recording)
-        return ranks
+        return Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
 
     @property
     def processes(self) -> Ranks:
@@ -126,20 +124,24 @@ class Supervisor:
             self._set_stage("starting engines")
             try:
                 engines.start()
+            except BaseException:
+                engines.close(0)
+                raise
             finally:
                 self._set_stage("ready")
             return engines
 
     def submit(self, ranks: Ranks, run: Conductor, payload: bytes, options: dict[str, Any]) -> None:
-        """Send the call to every rank; another thread passes the ranks' messages to ``run``.
+        """Start the ranks' processes and send them the call.
 
         After any exception, including an interrupt, the ranks are terminated, because a call on
         only some of them would hang.
+
+        Raises:
+            StartError: a process cannot be started.
         """
         self.run_ended.clear()
         self.run, self.ranks = run, ranks
-        if self.stage == "failed":  # it failed after the ranks were forked
-            run.abandon(self.failure)
         try:
             if self.closed:
                 raise StartError("the cluster was stopped.")

@@ -118,7 +118,7 @@ class Conductor:
         self.changed = threading.Condition()
         self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
         self.finished_event, self.finish_lock = threading.Event(), threading.RLock()
-        self._start_time, self.seconds = time.perf_counter(), 0.0
+        self._start_time = self.seconds = 0.0
         self.error: RunError | None = None
         self._interrupt_findings: list[Finding] = []  # when the run was interrupted
         self._trace: Trace | None = None  # when it is complete
@@ -281,6 +281,7 @@ class Conductor:
 
     def conduct(self, controller: RankController) -> None:
         """Control the run until it ends; when one rank fails, release the others."""
+        self._start_time = time.perf_counter()
         RANK_NOUN.set(self.live.info.rank_noun)  # for the texts of this thread
         try:
             self._monitor(controller)

@@ -116,34 +116,24 @@ class Ranks(RankController):
         #: Role and number of each server and of the scheduler, by node.
         self.servers = dict(enumerate(servers if plan.servers else (), plan.ranks))
         self.run: Conductor | None = None
-        #: Messages from servers that arrive before the call is sent.
-        self._early_messages: list[tuple[int, str, Any]] = []
-        self._early_lock = threading.Lock()
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
         self._store = f"store-{number}"
-        self._closed = self._recording = False
-        self._registered = False  # all nodes have registered
+        #: Whether :meth:`close` was called, and whether all nodes have registered.
+        self._closed = self._registered = False
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
         self._endpoint: futures.Future[str] = futures.Future()  # the scheduler's endpoint
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
 
     # -- starting ---------------------------------------------------------------
 
-    def start(self, *, recording: bool = True) -> None:
-        """Start all processes; after an exception, none of them remain.
+    def start(self) -> None:
+        """Start all processes.
 
         Raises:
-            StartError: a process cannot be started.
+            StartError: a process cannot be started; the others remain until :meth:`close`.
         """
-        try:
-            self._start(recording)
-        except BaseException:
-            self.close(0)
-            raise
-
-    def _start(self, recording: bool) -> None:
-        self._port, self._recording = free_port(), recording
+        self._port = free_port()
         if self.servers:
             from distkit.kvstore.transport.node import new_keys
 
@@ -173,7 +163,7 @@ class Ranks(RankController):
                 "folder": host.folder,
                 "log": f"{role}-{i}.log",
                 "node": self._node(role, i, host),
-                "recording": self._recording,
+                "recording": self._call[1].get("record", True),
             }
         spec = self._spec(node)
         return {"target": self.role, "folder": spec.folder, "log": f"{spec.name}.log", "spec": spec}
@@ -248,19 +238,22 @@ class Ranks(RankController):
         options: dict[str, Any],
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send the call to every rank; another thread passes the ranks' messages to ``run``.
+        """Start the processes and send the call to every rank; other threads control ``run``.
 
         ``on_ended`` is called after the run and its processes have ended.
+
+        Raises:
+            StartError: a process cannot be started.
         """
         self._call = payload, {**options, "run": run.number}
         run.live.offset = lambda rank: self.host(rank).clock
-        with self._early_lock:
-            self.run = run
-            for message in self._early_messages:
-                run.handle_event(*message)
+        self.run = run
         for node, child in self.children.items():
-            if child.status is not None:  # it exited before this call
+            if child.status is not None:  # an engine, which exited before this call
                 self._on_exit(node, child, child.status)
+        if not self.children:
+            self.start()
+        run.live.update(ranks=self.info().ranks)
         for r in run.ranks:
             self._execute(r)
         threading.Thread(
@@ -353,12 +346,8 @@ class Ranks(RankController):
                 self._set_endpoint(endpoint)
             case "started", _:
                 self._registered = True
-            case kind, data:
-                with self._early_lock:
-                    if self.run is None:
-                        self._early_messages.append((node, kind, data))
-                    else:
-                        self.run.handle_event(node, kind, data)
+            case kind, data if self.run is not None:
+                self.run.handle_event(node, kind, data)
 
     def _on_exit(self, node: int, child: Child, status: int) -> None:
         """Handle the exit of a process, except after the run or if it was replaced."""

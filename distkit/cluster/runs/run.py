@@ -279,7 +279,6 @@ def run_ranks(
     try:
         server().preload("distkit.cluster.processes.roles:preload")
         server().prepare(payload)
-        ranks.start(recording=record)
         conductor = Conductor(
             getattr(fn, "__name__", str(fn)),
             1,
