@@ -21,11 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from distkit.events import COLLECTIVES, UNEVEN, WORLD, Op
+from distkit.events import COLLECTIVES, UNEVEN, Op
 from distkit.recording.pending import Pending, record_wait
 from distkit.recording.recorder import is_user_file
 
@@ -152,8 +150,10 @@ class CallContext:
     """Examines each call of a run before it is passed to the backend.
 
     Args:
-        report: called with a kind and its data: ``"raising"`` with the call's seq and the
-            exception's text and line, or ``"unreduced"`` with names of DDP parameters.
+        report: called with a kind and its data: ``"group"`` with a group's name and members,
+            ``"threads"`` with the name of a group on which several threads call collectives,
+            ``"raising"`` with the call's seq and the exception's text and line, or
+            ``"unreduced"`` with names of DDP parameters.
         fingerprint: compares the call with the other ranks' calls, if not None.
         block: waits until the run is over.
     """
@@ -164,21 +164,22 @@ class CallContext:
         fingerprint: CollectiveFingerprint | None,
         block: Callable[[], object],
     ) -> None:
-        self._report, self._fingerprint, self._block = report, fingerprint, block
+        self.report, self._fingerprint, self._block = report, fingerprint, block
         self._reported_names: list[str] = []
         stale = [model for model in _ddp_models if _parameters_without_gradient(model)]
         _ddp_models.difference_update(stale)  # their runs ended during a backward pass
 
     def add_group(self, group: str, members: list[int]) -> None:
-        """Start comparing the collectives of a group on its first use."""
-        if self._fingerprint is not None and _uses_gloo(group):
+        """Report a group on its first use, and start comparing its collectives."""
+        self.report("group", (group, members))
+        if self._fingerprint is not None:
             self._fingerprint.add_group(group, members)
 
     def before_call(self, pending: Pending, has_timeout: bool) -> None:
         """Examine a call before it reaches the backend; ``has_timeout`` calls are never blocked."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
-            self._report("raising", (pending.seq, *describe_exception(error)))
+            self.report("raising", (pending.seq, *describe_exception(error)))
         if pending.op not in COLLECTIVES:
             return
         if (
@@ -197,16 +198,7 @@ class CallContext:
         ]
         if missing != self._reported_names:
             self._reported_names = missing
-            self._report("unreduced", missing)
-
-
-def _uses_gloo(group: str) -> bool:
-    """Return whether torch created this group and it uses the gloo backend."""
-    default = dist.group.WORLD if dist.is_initialized() else None
-    for candidate, (backend, _) in c10d._world.pg_map.items():
-        if candidate.group_name == group or (group == WORLD and candidate is default):
-            return "gloo" in str(backend)
-    return False  # the group is destroyed
+            self.report("unreduced", missing)
 
 
 def _parameters_without_gradient(model: DistributedDataParallel) -> list[str]:

@@ -93,12 +93,10 @@ class Tap:
     def __init__(self) -> None:
         #: Callbacks before a communication is passed to the backend; they may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
-        #: Callback for a group on which several threads of this rank call collectives.
-        self.on_threads: Callable[[str], None] = lambda group: None
         #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
         #: process computes on a GPU.
         self.on_gloo = self.on_gpu = False
-        #: Examines each collective before it is passed to the backend.
+        #: Examines each call before it is passed to the backend, and reports what it finds.
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
@@ -256,7 +254,8 @@ class Tap:
         """Report a group on which several threads call collectives in an undefined order."""
         if self._threads.setdefault(group, thread) not in (thread, 0):
             self._threads[group] = 0  # report only once
-            self.on_threads(group)
+            if self.call_context is not None:
+                self.call_context.report("threads", group)
 
     def _record_start(
         self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], call_time: float

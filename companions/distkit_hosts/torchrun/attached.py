@@ -144,7 +144,6 @@ class Attached:
         # ranks may be on any hosts, so calls are not compared before they reach the backend
         tap.call_context = CallContext(self._file.note, None, lambda: None)
         tap.groups.on_group = self._on_group
-        tap.on_threads = partial(self._file.note, "threads")
         _recorder.set_current(self._recorder)
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._stop_in_child)

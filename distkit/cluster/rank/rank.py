@@ -261,14 +261,8 @@ class Rank:
         )
         flusher = Flusher(run_recorder, emit)
         self._close_record = flusher.close
-        call_context = tap.call_context = self._call_context(run, emit)
-
-        def on_group(name: str, members: list[int]) -> None:
-            emit("group", (name, members))
-            call_context.add_group(name, members)
-
-        tap.groups.on_group = on_group
-        tap.on_threads = partial(emit, "threads")
+        tap.call_context = self._call_context(run, emit)
+        tap.groups.on_group = tap.call_context.add_group
         if run_recorder.stepped:
             gate = self._gates[run]
             gate.on_wait = run_recorder.request_flush
@@ -301,10 +295,9 @@ class Rank:
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
-        context = CallContext(emit, fingerprint, threading.Event().wait)  # blocks until the release
-        # new_group may be the first call
-        context.add_group(WORLD, list(range(spec.world_size)))
-        return context
+            # new_group may be the first call
+            fingerprint.add_group(WORLD, range(spec.world_size))
+        return CallContext(emit, fingerprint, threading.Event().wait)  # blocks until the release
 
 
 class Gate:
