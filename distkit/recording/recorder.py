@@ -37,8 +37,7 @@ from distkit.recording.encoding import Row, Values, encode_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from distkit.recording.device import DeferredSummary
-    from distkit.recording.pending import Pending
+    from distkit.recording.pending import DeferredSummary, Pending
     from distkit.trace.columns import Category, Table
 
 #: Maximum number of values in a summary, and of elements in a tensor that is not sampled.
@@ -425,7 +424,7 @@ def summarize(*tensors: Tensor) -> Values | DeferredSummary | None:
     stride = _stride(size, _SAMPLE, width) if sampled else 1
     parts = [_flatten(t, stride) for t in tensors if t.numel()]
     if tensors[0].device.type != "cpu":
-        from distkit.recording.device import DeferredSummary  # lazy
+        from distkit.recording.pending import DeferredSummary  # lazy: it imports torch
 
         flat = parts[0] if len(parts) == 1 else sys.modules["torch"].cat(parts)
         return DeferredSummary(flat, _stride(len(flat), VALUES, width), size)

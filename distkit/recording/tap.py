@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,8 @@ from distkit.recording.pending import (
     COMPLETION_QUERIES,
     Pending,
     UnwaitedCollectives,
+    device_of,
+    event_query_lock,
     hook,
     is_user_timeout,
     record_wait,
@@ -63,9 +65,6 @@ from distkit.recording.recorder import (
     user_line,
     with_caller,
 )
-
-if TYPE_CHECKING:
-    from distkit.recording.device import Device
 
 #: Names of functions that return before their message is transferred.
 _REQUESTS = {"isend", "irecv"}
@@ -226,7 +225,7 @@ class Tap:
         device = (
             None
             if not call_tensors or call_tensors[0].is_cpu
-            else _device_of(call_tensors[0].device)
+            else device_of(call_tensors[0].device)
         )
         has_values = bool(call_tensors)
         facts = _facts(call, caller, in_backward)
@@ -445,12 +444,10 @@ class Tap:
 
     def _watch_gpu(self, undo: ExitStack) -> None:
         """Hook the functions that synchronize with the GPU or capture a CUDA graph."""
-        from distkit.recording.device import event_query_lock
-
         hook(undo, torch.cuda, "synchronize", partial(self._synchronize_hook, all_streams=True))
         hook(undo, torch.cuda.Stream, "synchronize", self._synchronize_hook)
-        hook(undo, torch.cuda.CUDAGraph, "capture_begin", partial(_capture_begin, event_query_lock))
-        hook(undo, torch.cuda.CUDAGraph, "capture_end", partial(_capture_end, event_query_lock))
+        hook(undo, torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
+        hook(undo, torch.cuda.CUDAGraph, "capture_end", _capture_end)
         with warnings.catch_warnings():  # the overridden kernels only select a dispatch key
             warnings.simplefilter("ignore")
             for operator in (torch.ops.aten._local_scalar_dense, torch.ops.aten._to_copy):
@@ -578,32 +575,22 @@ def _hook_operator(undo: ExitStack, operator: Any, replacement: Callable[..., An
     library.impl(operator, kernel, "BackendSelect", with_keyset=True)
 
 
-def _device_of(device: torch.device) -> Device:
-    from distkit.recording.device import device_of  # lazy: only with a GPU
-
-    return device_of(device)
-
-
-def _capture_begin(
-    query_lock: threading.Lock, capture_begin: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _capture_begin(capture_begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Begin a capture and disable event queries until it ends."""
-    query_lock.acquire()
+    event_query_lock.acquire()
     try:
         return capture_begin(*args, **kwargs)
     except BaseException:
-        query_lock.release()
+        event_query_lock.release()
         raise
 
 
-def _capture_end(
-    query_lock: threading.Lock, capture_end: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _capture_end(capture_end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return capture_end(*args, **kwargs)
     finally:
         with suppress(RuntimeError):  # the capture had not begun
-            query_lock.release()
+            event_query_lock.release()
 
 
 def _future_of(work: Any) -> Any:
