@@ -11,15 +11,11 @@ Calls of a ``dist.Store`` do not pass through ``c10d`` operators. ``store.get``,
 from __future__ import annotations
 
 import sys
-import threading
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -29,9 +25,7 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.events import SPARSE, WORLD, Op
-from distkit.recording import recorder as _recorder
-from distkit.recording.pending import Pending, hook, is_user_timeout, record_wait
-from distkit.recording.recorder import MACHINERY, Recorder, stored_values, user_line
+from distkit.recording.recorder import stored_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,55 +238,15 @@ class Groups:
         """
         earlier = self._created_groups[where, members]
         leaked = sum(
-            ref() in c10d._world.pg_map and _ref_count(ref) <= count for ref, count in earlier
+            ref() in c10d._world.pg_map and sys.getrefcount(ref()) <= count
+            for ref, count in earlier
         )
-        earlier.append((group, _ref_count(group) - 1))
+        earlier.append((group, sys.getrefcount(group()) - 1))
         return leaked
-
-
-def _ref_count(ref: weakref.ref[Any]) -> int:
-    group = ref()
-    return sys.getrefcount(group)
 
 
 # -- stores ----------------------------------------------------------------------------------------
 
 #: The methods of a store that wait for keys, and the methods that set keys.
-_WAITS = ("get", "wait", "multi_get")
-_SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")
-
-#: A function that records the start of a call, as the tap does.
-RecordStart = Callable[[Recorder, Pending, list[Any], float], None]
-
-
-def hook_stores(undo: ExitStack, record_start: RecordStart) -> None:
-    """Hook the methods of stores until ``undo`` is closed."""
-    for name in (*_WAITS, *_SETS):
-        hook(undo, dist.Store, name, partial(_store_call, record_start, name))
-
-
-def _store_call(
-    record_start: RecordStart,
-    name: str,
-    method: Callable[..., Any],
-    store: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Record a call, unless another recorded call, a wrapping store or a library makes it."""
-    recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
-    is_internal = caller.startswith((c10d.__file__, *MACHINERY))
-    if recorder is None or is_internal or threading.get_ident() in recorder.waits:
-        return method(store, *args, **kwargs)
-    arguments = (*args, *kwargs.values())
-    keys = arguments[:1] if arguments and isinstance(arguments[0], str) else tuple(arguments[0])
-    facts = {"method": name, "keys": tuple(keys)}
-    fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
-    op = Op.STORE_WAIT if name in _WAITS else Op.STORE_SET
-    pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
-    record_start(recorder, pending, [], time.monotonic())
-    limit = next((arg for arg in arguments if isinstance(arg, timedelta)), store.timeout)
-    with record_wait(pending, has_timeout=is_user_timeout(limit)):
-        result = method(store, *args, **kwargs)
-    pending.complete()
-    return result
+STORE_WAITS = ("get", "wait", "multi_get")
+STORE_SETS = ("set", "add", "append", "compare_set", "multi_set", "queue_push")

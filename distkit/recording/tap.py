@@ -18,6 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from functools import cache, partial
 from types import FrameType
 from typing import Any
@@ -34,10 +35,11 @@ from distkit.recording.call_context import CallContext, register_model
 from distkit.recording.open_buffers import OpenBuffers
 from distkit.recording.operators import (
     CALLS,
+    STORE_SETS,
+    STORE_WAITS,
     Call,
     Groups,
     describe,
-    hook_stores,
     is_async,
     is_functional,
     object_function,
@@ -58,6 +60,7 @@ from distkit.recording.pending import (
     returns_to_user,
 )
 from distkit.recording.recorder import (
+    MACHINERY,
     Facts,
     Recorder,
     line_of,
@@ -124,7 +127,8 @@ class Tap:
             self._watch_gpu(undo)
         for name in COMPLETION_QUERIES:
             hook(undo, dist.Work, name, self._query_hook)
-        hook_stores(undo, self._record_start)
+        for name in (*STORE_WAITS, *STORE_SETS):
+            hook(undo, dist.Store, name, partial(self._store_hook, name))
 
     def remove(self) -> None:
         """Restore torch's functions."""
@@ -528,6 +532,27 @@ class Tap:
                 self._groups_with_timeout.add(group.group_name)
         pending.complete()
         return group
+
+    def _store_hook(
+        self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Record a call, unless another recorded call, a wrapping store or a library makes it."""
+        recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
+        is_internal = caller.startswith((c10d.__file__, *MACHINERY))
+        if recorder is None or is_internal or threading.get_ident() in recorder.waits:
+            return method(store, *args, **kwargs)
+        arguments = (*args, *kwargs.values())
+        keys = arguments[:1] if arguments and isinstance(arguments[0], str) else tuple(arguments[0])
+        facts = {"method": name, "keys": tuple(keys)}
+        fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
+        op = Op.STORE_WAIT if name in STORE_WAITS else Op.STORE_SET
+        pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
+        self._record_start(recorder, pending, [], time.monotonic())
+        limit = next((arg for arg in arguments if isinstance(arg, timedelta)), store.timeout)
+        with record_wait(pending, has_timeout=is_user_timeout(limit)):
+            result = method(store, *args, **kwargs)
+        pending.complete()
+        return result
 
     def _destroy_hook(self, unregister: Callable[..., Any], name: str = WORLD) -> None:
         """Record the destruction of one or all groups, with their unfinished calls."""
