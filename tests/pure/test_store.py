@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from distkit.cluster.rank.process_group import PollingStore, open_file
+from distkit.cluster.rank.process_group import PollingStore, open_store
 from distkit_hosts.remote.store import StoreClient, StoreServer
 
 
@@ -34,7 +34,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> list[PollingStore]:
     """Two stores of one group."""
     if request.param == "server":
         return request.getfixturevalue("stores")[:2]
-    return [open_file(str(tmp_path / "file"), 2) for _ in range(2)]
+    return [open_store(str(tmp_path), "file", 2) for _ in range(2)]
 
 
 def test_stores_of_a_group_share_values(pair: list[PollingStore]) -> None:

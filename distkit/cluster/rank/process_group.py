@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class Group:
             if spec.backend == "nccl":
                 options["device_id"] = torch.device(spec.device)
         # kept alive here, because C++ does not own a Python store
-        self._store = _open_store(spec, name)
+        self._store = open_store(spec.folder, name, spec.world_size, hosts=spec.hosts)
         self._init(
             spec.backend, store=self._store, rank=spec.rank, world_size=spec.world_size, **options
         )
@@ -147,19 +148,14 @@ class Group:
                 )
 
 
-def _open_store(spec: Spec, name: str) -> PollingStore:
-    if spec.hosts == 1:
-        return open_file(f"{spec.folder}/{name}", spec.world_size)
-    client = load("distkit_hosts.remote.store").StoreClient(spec.folder, name)
-    return PollingStore(client.call)
-
-
 # -- the store -------------------------------------------------------------------------------------
 
 
-def open_file(path: str, ranks: int) -> PollingStore:
-    """Return a store in a file, for ranks on one machine."""
-    file = dist.FileStore(path, ranks)
+def open_store(folder: str, name: str, ranks: int, *, hosts: int = 1) -> PollingStore:
+    """Return a store in a file, or the kernel's store for ranks on several machines."""
+    if hosts > 1:
+        return PollingStore(load("distkit_hosts.remote.store").StoreClient(folder, name).call)
+    file = dist.FileStore(f"{folder}/{name}", ranks)
     file.set_timeout(timedelta(seconds=FILE_TIMEOUT))
     return PollingStore(lambda method, *arguments: getattr(file, method)(*arguments))
 
@@ -178,39 +174,15 @@ class PollingStore(dist.Store):
         super().__init__()
         self._call = call
         self.set_timeout(timedelta(minutes=30))
-
-    # the names and arguments of dist.Store, which torch's C++ calls
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        self._call("set", key, value)
+        # the methods that do not wait, by the names that torch's C++ looks up
+        for name in ("set", "add", "compare_set", "check"):
+            setattr(self, name, partial(call, name))
+        self.deleteKey, self.getNumKeys = partial(call, "delete_key"), partial(call, "num_keys")
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         self.wait([key])
         return bytes(self._call("get", key))
-
-    def add(self, key: str, num: int) -> int:
-        """Add to a counter and return its value."""
-        return int(self._call("add", key, num))
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Replace a value if it equals the expected value."""
-        return bytes(self._call("compare_set", key, expected_value, desired_value))
-
-    def check(self, keys: list[str]) -> bool:
-        """Return True if all keys exist."""
-        return bool(self._call("check", keys))
-
-    def delete_key(self, key: str) -> bool:
-        """Remove a value."""
-        return bool(self._call("delete_key", key))
-
-    def num_keys(self) -> int:
-        """Return the number of values."""
-        return int(self._call("num_keys"))
-
-    deleteKey, getNumKeys = delete_key, num_keys  # their names in C++
 
     # torch's versions would call the recorder's hooks recursively
 
