@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import traces
 
-from distkit.cluster.runs import watchdog
-from distkit.cluster.runs.watchdog import DeadlockWatchdog
+from distkit.cluster.runs import conductor
+from distkit.cluster.runs.conductor import DeadlockWatchdog
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
@@ -27,7 +27,7 @@ def trace_of_a_cycle(ranks: int) -> Trace:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that the test sets."""
     time = [0.0]
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(conductor.time, "monotonic", lambda: time[0])
     return time
 
 

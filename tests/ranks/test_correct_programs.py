@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distkit.cluster.runs import watchdog
+from distkit.cluster.runs import conductor
 from distkit.recording import recorder
 from tests.stress import random_programs
 from tests.stress.random_programs import (
@@ -45,7 +45,7 @@ def play_with_early_reports(rounds: Program) -> None:
 def test_early_reports_of_waits_cause_no_finding(
     rng: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.002)
+    monkeypatch.setattr(conductor, "CHECK_INTERVAL", 0.002)
     assert false_alarm(program(rng), play=play_with_early_reports) == ""
 
 
