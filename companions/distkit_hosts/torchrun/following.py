@@ -22,7 +22,7 @@ from distkit._format import joined, named
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.runs import report
 from distkit.cluster.runs.conductor import Conductor, RankController
-from distkit.cluster.runs.outcome import Failure, Frame, Outcome
+from distkit.cluster.runs.outcome import CONNECTION_BROKEN, Failure, Frame, Outcome
 from distkit.cluster.runs.run import Run
 from distkit.cluster.runs.stepper import Stepper
 from distkit.errors import RunError, StepError, TraceFileError
@@ -313,8 +313,17 @@ def _outcome(rank: int, end: RankEnd, *, killed: bool) -> Outcome:
     kind, _, text = end.text.partition(": ")
     file, _, line = end.where.rpartition(":")
     frames: list[Frame] = [(file, int(line), "", None)] if file else []
-    released = end.how == "released"
-    return Outcome(rank, error=Failure(kind, text, frames, end.time or 0.0, released=released))
+    return Outcome(
+        rank,
+        error=Failure(
+            kind,
+            text,
+            frames,
+            end.time or 0.0,
+            released=end.how == "released",
+            consequence=CONNECTION_BROKEN.search(text) is not None,
+        ),
+    )
 
 
 class SocketControl(RankController):

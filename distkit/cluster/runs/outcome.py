@@ -214,14 +214,9 @@ def rank_end(outcome: Outcome) -> RankEnd:
     error = outcome.error
     if error is None:
         return RankEnd("returned", outcome.remark)
-    if error.released or is_consequence(error):
+    if error.released or error.consequence:
         return RankEnd("released")
     return RankEnd("raised", f"{error.type}: {error.text}", line_in(error.frames))
-
-
-def is_consequence(error: Failure) -> bool:
-    """Return True if a rank failed only because its connection to a peer broke."""
-    return error.consequence or CONNECTION_BROKEN.search(error.text) is not None
 
 
 def crash_frames(log: str) -> list[Frame]:

@@ -13,7 +13,6 @@ from distkit.cluster.runs.outcome import (
     Frame,
     Outcome,
     crash_frames,
-    is_consequence,
     line_in,
     rank_end,
 )
@@ -111,7 +110,7 @@ def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | No
     """
     dead = [o for o in outcomes if o.died]
     errors = [(o, o.error) for o in outcomes if o.error and not o.error.released]
-    causes = [(o, e) for o, e in errors if not is_consequence(e)] or errors[:1]
+    causes = [(o, e) for o, e in errors if not e.consequence] or errors[:1]
     if dead and not (causes and _precedes(*causes[0], dead[0], outcomes)):
         return _death_error(dead[0], trace)
     if causes:
@@ -135,7 +134,7 @@ def _precedes(outcome: Outcome, error: Failure, death: Outcome, outcomes: list[O
     """Return True if an exception cannot be the consequence of a process's exit."""
     return (
         outcomes.index(outcome) < outcomes.index(death)
-        and not is_consequence(error)
+        and not error.consequence
         and error.type != "KVStoreError"
     )
 
