@@ -33,18 +33,18 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_consecutive_waits_are_not_a_deadlock() -> None:
     detector = DeadlockWatchdog()
-    detector.record_wait(0, (0,), 1.0, 1.2)
-    detector.record_wait(1, (0,), 1.3, 1.5)  # rank 0 may have continued at 1.25
+    detector.waits[0] = (0,), 1.0, 1.2
+    detector.waits[1] = (0,), 1.3, 1.5  # rank 0 may have continued at 1.25
     assert not detector.is_due([0, 1])
     assert detector.check(trace_of_a_cycle(2), [0, 1]) == []
-    detector.record_wait(0, (0,), 1.0, 1.6)  # it has not: it still waits
+    detector.waits[0] = (0,), 1.0, 1.6  # it has not: it still waits
     assert detector.is_due([0, 1])
     assert len(detector.check(trace_of_a_cycle(2), [0, 1])) == 1
 
 
 def test_deadlock_needs_simultaneous_waits(now: list[float]) -> None:
     detector = DeadlockWatchdog()
-    detector.record_wait(0, (0,), 1.0, 1.2)
-    detector.record_wait(1, (0,), 1.3, 1.5)
+    detector.waits[0] = (0,), 1.0, 1.2
+    detector.waits[1] = (0,), 1.3, 1.5
     now[0] = 10.0
     assert detector.check(trace_of_a_cycle(3), [0, 1, 2]) == [], "rank 2 has not reported a wait"

@@ -218,7 +218,7 @@ class Conductor:
                 self.add_outcome(msgspec.convert(data, Outcome))
             case "waits":
                 with self.changed:
-                    self.watchdog.record_wait(rank, *data)
+                    self.watchdog.waits[rank] = data
                     self.changed.notify_all()
             case "on_crash":
                 self._on_crash = data
@@ -349,7 +349,7 @@ class Conductor:
         self.live.fail_pending(rank, start)
         self._begin_process(rank, cause, start)
         self.on_end()
-        self.watchdog.forget(rank)
+        self.watchdog.waits.pop(rank, None)
         self._expected_exits.discard(rank)
         try:
             controller.replace(self, rank, self.incarnation(rank))
@@ -434,25 +434,18 @@ class DeadlockWatchdog:
     """
 
     def __init__(self) -> None:
-        # rank -> the operations that its threads wait in, start and latest report of the wait
-        self._waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
+        #: By rank: the operations that its threads wait in, the start of the wait, and a later time
+        #: at which the rank still waited.
+        self.waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._harmless_key: object = None  # state of the waits at the last check without a deadlock
         self._key: object = None
         self._key_time = self._checked_at = 0.0
         self._interval = CHECK_INTERVAL / 2
 
-    def record_wait(self, rank: int, seqs: tuple[int, ...], since: float, until: float) -> None:
-        """Record that a rank waits in operations ``seqs``, at least from ``since`` to ``until``."""
-        self._waits[rank] = seqs, since, until
-
-    def forget(self, rank: int) -> None:
-        """Remove a rank's report, because its process was replaced."""
-        self._waits.pop(rank, None)
-
     def is_due(self, ranks: Collection[int]) -> bool:
         """Return True if a check is due; ``ranks`` are the ranks that have not ended."""
-        waiting_ranks = [r for r in ranks if r in self._waits]
-        key = tuple((r, self._waits[r][0]) for r in waiting_ranks), tuple(ranks)
+        waiting_ranks = [r for r in ranks if r in self.waits]
+        key = tuple((r, self.waits[r][0]) for r in waiting_ranks), tuple(ranks)
         if key != self._key:
             self._key, self._key_time = key, time.monotonic()
         if not waiting_ranks:
@@ -480,8 +473,8 @@ class DeadlockWatchdog:
         waits = {
             (r, seq)
             for r in ranks
-            for seq in self._waits.get(r, ((), 0, 0))[0]
-            if len(self._waits[r][0]) > 1
+            for seq in self.waits.get(r, ((), 0, 0))[0]
+            if len(self.waits[r][0]) > 1
         }
         if not waits:
             return False
@@ -493,7 +486,7 @@ class DeadlockWatchdog:
 
     def _is_simultaneous(self, ranks: Iterable[int]) -> bool:
         """Return True if all of these ranks waited at some instant."""
-        waits = [self._waits.get(r) for r in ranks]
+        waits = [self.waits.get(r) for r in ranks]
         reports = [w for w in waits if w is not None]
         return len(reports) == len(waits) > 0 and (
             max(since for _, since, _ in reports) <= min(until for *_, until in reports)
