@@ -97,27 +97,16 @@ def _chip(
 
 def status(supervisor: Supervisor) -> Status:
     """Return the current status of the cluster."""
-    plan = supervisor.plan
+    plan, processes = supervisor.plan, supervisor.processes
     return Status(
         f"distkit cluster: {plan.description}",
         supervisor.failure if supervisor.stage == "failed" else supervisor.stage,
         f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} per rank",
-        _rows(supervisor),
+        [
+            (r.name, r.host, r.pid, r.device, _state(supervisor, n, processes.children.get(n)))
+            for n, r in processes.info().ranks.items()
+        ],
     )
-
-
-def _rows(supervisor: Supervisor) -> list[tuple[str, str, int | str, str, str]]:
-    plan, processes = supervisor.plan, supervisor.processes
-    return [
-        (
-            info.name,
-            info.host,
-            info.pid,
-            plan.devices[rank] if rank < plan.ranks else info.device,
-            _state(supervisor, rank, processes.children.get(rank)),
-        )
-        for rank, info in processes.info().ranks.items()
-    ]
 
 
 def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
