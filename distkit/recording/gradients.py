@@ -112,7 +112,8 @@ class GradientRecorder:
             State.COMPLETED,
             attributes={"watched": "step"},
             where=user_line(2),
-            summary=_summary_of(values),
+            # no statistics: the values are of different kinds
+            summary=(values, math.nan, math.nan, math.nan, len(values), False),
         )
         self._record_weights()
 
@@ -220,18 +221,6 @@ def _put(rec: Recorder, seq: int, state: State, kind: str, name: str, gradient: 
         shape=tuple(gradient.shape),
         dtype=str(gradient.dtype)[6:],
         summary=recorder.summarize(gradient),
-    )
-
-
-def _summary_of(values: tuple[float, ...]) -> Values:
-    numbers = [v for v in values if not math.isnan(v)] or [math.nan]
-    return (
-        values,
-        math.sqrt(sum(v * v for v in numbers)),
-        min(numbers),
-        max(numbers),
-        len(values),
-        False,
     )
 
 
