@@ -119,7 +119,8 @@ class Rank:
         self.group.intercept_init()
         self.outbox.capture()
         builtins.input = _raise_for_input
-        install_child_hooks()
+        os.register_at_fork(after_in_child=_reset_child)
+        ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
 
     # -- the lifeline -----------------------------------------------------------
 
@@ -380,12 +381,6 @@ def _end_child() -> None:
     os._exit(int(failed))
 
 
-def install_child_hooks() -> None:
-    """Reset the rank's state in every process that this process forks later."""
-    os.register_at_fork(after_in_child=_reset_child)
-    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
-
-
 def _reduce(pickler: Any, obj: Any) -> Any:
     """Pickle functions and classes of a notebook by value, since no module exports them."""
     if not isinstance(obj, FunctionType | type):
@@ -394,6 +389,7 @@ def _reduce(pickler: Any, obj: Any) -> Any:
 
 
 def _reset_child() -> None:
+    """Reset the rank's state in a process that the program forks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an engine handles it
     recorder.set_current(None)
