@@ -247,8 +247,6 @@ class RemoteHost(ProcessHost):
             "interface": facts["interface"],
             "host": hosts.index(self),
             "hosts": len(hosts),
-            "local_rank": self.ranks.index(rank),
-            "local_world_size": len(self.ranks),
         }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:

@@ -59,8 +59,8 @@ class Spec:
         interface: network interface to the other machines, or "" if there are none.
         host: number of the rank's machine.
         hosts: number of machines.
-        local_rank: number of the rank on its machine; by default ``rank``.
-        local_world_size: number of ranks on its machine; by default ``world_size``.
+        local_rank: number of the rank on its machine.
+        local_world_size: number of ranks on its machine.
     """
 
     rank: int
@@ -79,22 +79,20 @@ class Spec:
     interface: str = ""
     host: int = 0
     hosts: int = 1
-    local_rank: int | None = None
-    local_world_size: int | None = None
+    local_rank: int = 0
+    local_world_size: int = 1
 
     @property
     def torchrun_environ(self) -> dict[str, str]:
         """torchrun's environment variables; each machine is a group of ranks."""
         rank, world_size = str(self.rank), str(self.world_size)
-        local = self.rank if self.local_rank is None else self.local_rank
-        locals_ = self.local_world_size or self.world_size
         return {
             "RANK": rank,
-            "LOCAL_RANK": str(local),
+            "LOCAL_RANK": str(self.local_rank),
             "ROLE_RANK": rank,
             "GROUP_RANK": str(self.host),
             "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": str(locals_),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
             "ROLE_WORLD_SIZE": world_size,
             "GROUP_WORLD_SIZE": str(self.hosts),
             "ROLE_NAME": "default",

@@ -65,7 +65,12 @@ class ProcessHost:
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
         """Return the fields of a rank's Spec that depend on the machine."""
-        return {"folder": self.folder, **inherited_fields()}
+        return {
+            "folder": self.folder,
+            "local_rank": self.ranks.index(rank),
+            "local_world_size": len(self.ranks),
+            **inherited_fields(),
+        }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
         """Convert an interval to this machine's clock, shortened by the maximum error."""
