@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from distkit.cluster import card, machine
 from distkit.cluster.notebook import (
     Cell,
@@ -351,7 +349,7 @@ class Cluster:
                     name,
                     self._runs,
                     [*range(self.plan.ranks)],
-                    structs.replace(ranks.info(), seed=seed),
+                    ranks.info(),
                     stepped=options.get("step", False),
                     wait_forever=wait_forever,
                     expected_exits=injected_faults.kill,

@@ -258,7 +258,7 @@ class Ranks(RankController):
                 self._on_exit(node, child, child.status)
         if not self.children:
             self.start()
-        run.live.update(ranks=self.info().ranks)
+        run.live.update(ranks=self.info().ranks, seed=options["seed"])
         for r in run.ranks:
             self._execute(r)
         threading.Thread(

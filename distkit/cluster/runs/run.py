@@ -9,8 +9,6 @@ from pathlib import Path
 from pickle import loads
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from distkit._format import short_call
 from distkit.cluster import machine
 from distkit.cluster.notebook import LOST_VARIABLES, in_notebook, warn
@@ -283,7 +281,7 @@ def run_ranks(
             getattr(fn, "__name__", str(fn)),
             1,
             list(range(n)),
-            structs.replace(ranks.info(), seed=seed),
+            ranks.info(),
             wait_forever=wait_forever,
             expected_exits=injected_faults.kill,
             conclusion="",
