@@ -342,9 +342,8 @@ class Cluster:
             injected_faults.check(self.plan.ranks, self.plan.servers)
             self._runs += 1
             name = getattr(fn, "__name__", None) or Path(str(fn)).name
-            is_cell = isinstance(fn, Cell)
             try:
-                ranks = self._ranks = self._supervisor.prepare(self._runs, payload, is_cell=is_cell)
+                ranks = self._ranks = self._supervisor.prepare(self._runs, fn, payload)
                 conductor = Conductor(
                     name,
                     self._runs,
@@ -353,7 +352,7 @@ class Cluster:
                     stepped=options.get("step", False),
                     wait_forever=wait_forever,
                     expected_exits=injected_faults.kill,
-                    is_cell=is_cell,
+                    is_cell=isinstance(fn, Cell),
                 )
                 run = self._latest = Run(conductor)
                 options = {**options, "faults": injected_faults, "seed": seed}

@@ -11,7 +11,7 @@ from typing import Any
 
 from distkit.cluster.card import Card
 from distkit.cluster.engines import Engines
-from distkit.cluster.notebook import LOST_VARIABLES, warn
+from distkit.cluster.notebook import LOST_VARIABLES, Cell, warn
 from distkit.cluster.plan import Plan
 from distkit.cluster.processes.fork_client import server
 from distkit.cluster.runs.conductor import Conductor
@@ -83,8 +83,10 @@ class Supervisor:
 
     # -- running ----------------------------------------------------------------
 
-    def prepare(self, number: int, payload: bytes, *, is_cell: bool) -> Ranks:
-        """Return the ranks for a run of a pickled call, or the engines for a cell.
+    def prepare(self, number: int, fn: Any, payload: bytes) -> Ranks:
+        """Return the ranks for a run of ``fn``, or the engines for a cell.
+
+        ``payload`` is the pickled call.
 
         Raises:
             StartError: the cluster's folder does not exist, or the engines cannot be started.
@@ -95,10 +97,10 @@ class Supervisor:
                 "temporary folders, and its ranks cannot connect without it. Create the cluster "
                 "again."
             )
-        if is_cell:
+        if isinstance(fn, Cell):
             return self.start_engines()
         for host in self.hosts:
-            host.server.prepare(payload)
+            host.server.prepare(fn, payload)
         return Ranks(self.plan, self.folder, number, hosts=self.hosts, on_change=self.card.refresh)
 
     @property

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from distkit import imports
@@ -31,11 +32,18 @@ from distkit.cluster.plan import Gpus, examine
 from distkit.cluster.processes import cleanup
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.cleanup import END_TIMEOUT
-from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import StartError
 
 #: Timeout for a response from the fork server, which may be importing torch [s].
 RESPONSE_TIMEOUT = 60.0
+
+#: Modules that ranks import lazily, each with a pattern. An import can take seconds, so the fork
+#: server imports a module before it forks the ranks of a call or a script that matches the pattern.
+LATE_MODULES = {
+    "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
+    "torch.distributed.fsdp": rb"torch\.distributed\.(fsdp|tensor)",
+    "distkit.demos": rb"distkit\.demos",
+}
 
 #: Timeout for detecting that the fork server has exited [s].
 LOSS_TIMEOUT = 0.5
@@ -133,9 +141,10 @@ class ForkClient:
         """Make the fork server import ``target`` ("module") or call it ("module:function")."""
         self._send({"do": "call", "target": target})
 
-    def prepare(self, payload: bytes) -> None:
-        """Make the fork server import the modules that a pickled call needs on its ranks."""
-        for module in [m for m, pattern in LATE_MODULES.items() if re.search(pattern, payload)]:
+    def prepare(self, fn: Any, payload: bytes) -> None:
+        """Make the fork server import the modules that a script or a pickled call needs."""
+        text = Path(fn).read_bytes() if isinstance(fn, (str, Path)) else payload
+        for module in [m for m, pattern in LATE_MODULES.items() if re.search(pattern, text)]:
             self.preload(module)
 
     def start_fork(self, target: str, *, folder: str, log: str, **arguments: Any) -> Child:

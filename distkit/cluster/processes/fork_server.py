@@ -28,7 +28,6 @@ import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 from distkit import imports
@@ -41,7 +40,6 @@ from distkit.cluster.processes.cleanup import (
     kill_all_children,
     kill_children,
 )
-from distkit.cluster.processes.rank_spec import LATE_MODULES
 from distkit.errors import DistkitError
 
 #: Interval between checks that the parent is alive [s], and number of intervals without requests or
@@ -69,8 +67,6 @@ class ForkServer:
         gc.disable()  # it would make imports a quarter slower; do_fork collects
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, ForkedChild] = {}  # by pid
-        self.pending_imports: set[str] = set()  # modules to import once no child is left
-        self.requests, self._requests_w = os.pipe()
         adopt_orphans()
         self.wakeup, self._wakeup_w = os.pipe()
         os.set_blocking(self._wakeup_w, False)
@@ -84,15 +80,12 @@ class ForkServer:
         idle = 0
         try:
             while os.getppid() == self.parent:
-                channel_fd, sources = self.channel.fileno(), [self.wakeup, self.requests]
-                ready, _, _ = select.select([channel_fd, *sources], [], [], INTERVAL)
+                channel_fd = self.channel.fileno()
+                ready, _, _ = select.select([channel_fd, self.wakeup], [], [], INTERVAL)
                 idle = 0 if ready or self.children else idle + 1
                 if idle == IDLE_INTERVALS and "torch" in sys.modules:
-                    self.pending_imports.add("torch._dynamo")
-                if self.requests in ready:
-                    self.pending_imports.update(os.read(self.requests, 4096).decode().split())
-                while self.pending_imports and not self.children:
-                    self.do_call(None, self.pending_imports.pop())
+                    # optimizers and DistributedDataParallel import it; it imports FSDP and DTensor
+                    self.do_call(None, "torch._dynamo")
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
                 self._reap()
@@ -193,7 +186,6 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             _redirect(f"{folder}/{log}")
-            sys.meta_path.insert(0, LateImports(self._requests_w))
             faulthandler.enable()  # writes the Python stack of a crash into the log
             lifeline = Channel(socket.socket(fileno=fd))
             lifeline.send(("pid", os.getpid()))
@@ -228,20 +220,6 @@ class ForkServer:
                 }
             )
         kill_children(exclude=self.children)  # the orphans that this process has adopted
-
-
-class LateImports(MetaPathFinder):
-    """An import hook that finds no modules, but reports lazy imports to the fork server."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd, self.pipe = fd, os.fstat(fd)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Ask the fork server to import the module, if it is one of ``LATE_MODULES``."""
-        if name in LATE_MODULES:
-            with suppress(OSError):  # the user's function may have reused the descriptor
-                if os.path.samestat(os.fstat(self.fd), self.pipe):
-                    os.write(self.fd, f"{name}\n".encode())
 
 
 def _redirect(path: str) -> None:

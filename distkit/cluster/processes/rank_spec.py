@@ -1,4 +1,4 @@
-"""The specification of a rank: its settings, its lazy imports, and its seeds.
+"""The specification of a rank: its settings and its seeds.
 
 The kernel imports this module, so it imports nothing heavy.
 """
@@ -22,20 +22,6 @@ from distkit.cluster.notebook import Cell
 
 #: Exit status of a rank after its program closed the channel to the kernel.
 CHANNEL_CLOSED = 86
-
-#: Modules that ranks import lazily, each with a pattern. As an import can take seconds, the fork
-#: server imports a module before a run whose pickled call matches the pattern, or after the first
-#: run that needed the module. When idle, it imports the first one, which optimizers and
-#: DistributedDataParallel need.
-LATE_MODULES = {
-    "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
-    "torch.fx.experimental.symbolic_shapes": rb"symbolic_shapes",
-    "torch.distributed.fsdp": rb"torch.distributed.fsdp",
-    "torch.distributed.tensor": rb"torch.distributed.tensor",
-    "distkit.demos": rb"distkit.demos",
-    "distkit.kvstore.client.worker": rb"kvstore",
-    "distkit.kvstore.transport.node": rb"kvstore",
-}
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ class Ranks(RankController):
             from distkit.kvstore.transport.node import new_keys
 
             self._keys = new_keys()
+            for host in self.hosts:  # an import by each process would be slower
+                host.server.preload("distkit.kvstore.client.worker")
             scheduler = max(self.servers)
             if self.hosts[0].address:  # other machines need its endpoint
                 self._fork([scheduler])

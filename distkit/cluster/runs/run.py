@@ -276,7 +276,7 @@ def run_ranks(
     ranks = Ranks(plan, folder)
     try:
         server().preload("distkit.cluster.processes.roles:preload")
-        server().prepare(payload)
+        server().prepare(fn, payload)
         conductor = Conductor(
             getattr(fn, "__name__", str(fn)),
             1,
