@@ -129,15 +129,6 @@ class Group:
             return
         else:
             self.join()
-        self._check_options(options)
-        self._claimed = True
-
-    def _new_group_hook(self, create: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        group = create(*args, **options)
-        self._groups.append(group)
-        return group
-
-    def _check_options(self, options: dict[str, Any]) -> None:
         for name in ("rank", "world_size"):
             requested, actual = options.get(name, -1), getattr(self.spec, name)
             if requested not in (-1, actual):
@@ -146,6 +137,12 @@ class Group:
                     f"{name}={actual}. Leave {name} out, or start as many ranks as the script "
                     "expects."
                 )
+        self._claimed = True
+
+    def _new_group_hook(self, create: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        group = create(*args, **options)
+        self._groups.append(group)
+        return group
 
 
 # -- the store -------------------------------------------------------------------------------------
