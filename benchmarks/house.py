@@ -28,15 +28,15 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(1_220, 900),
     "distkit/algorithms": Line(1_092, 1_300),
-    "distkit/cluster": Line(3_164, 3_000),
+    "distkit/cluster": Line(3_094, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
     "distkit/kvstore": Line(1_641, 1_700),
-    "distkit/recording": Line(1_586, 1_600),
+    "distkit/recording": Line(1_539, 1_600),
     "distkit/trace": Line(913, 700),
     "distkit/views": Line(3_757, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_experiments": Line(774, 800),
-    "companions/distkit_hosts": Line(3_186, 3_200),
+    "companions/distkit_hosts": Line(3_184, 3_200),
     "companions/distkit_parallel": Line(576, 600),
     "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
@@ -49,10 +49,10 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(15_111, 15_000),
-    "the whole product": Line(25_223, 25_000),
+    "all of distkit": Line(14_994, 15_000),
+    "the whole product": Line(25_104, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(155, 150),
+    "files in distkit": Line(153, 150),
     "names at the top level": Line(27, 23),
 }
 
