@@ -21,7 +21,6 @@ from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
 from distkit.cluster.runs.run import run_ranks
 from distkit.data import digits as digits  # also as dk.demos.digits
 from distkit.data import shard
-from distkit.recorded import RECORDED as RECORDED
 from distkit.recorded import recorded as recorded
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
@@ -170,9 +169,9 @@ def parameter_server() -> Result:
             run = cluster.run(train_with_servers, mode)
             losses = run.results[0]["losses"]
             traces |= {mode: first_steps(run.trace, "gradient"), f"{mode} (all steps)": run.trace}
-            progress = _progress(losses, run.results)
             lines += [
-                f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, {progress}",
+                f"{mode}: {2 * len(losses)} gradients in {run.seconds:.1f} s, "
+                f"{_progress(losses, run.results)}",
                 f"      {_brief(run.trace)}",
             ]
     return lines, traces
@@ -217,8 +216,9 @@ def _brief(trace: Trace) -> str:
 
 
 def _progress(losses: list[float], results: list[Any]) -> str:
-    final_accuracy = accuracy(results[0]["weights"])
-    return f"loss {losses[0]:.3f} → {losses[-1]:.3f}, accuracy {final_accuracy:.1%}"
+    return (
+        f"loss {losses[0]:.3f} → {losses[-1]:.3f}, accuracy {accuracy(results[0]['weights']):.1%}"
+    )
 
 
 def _equal(tensors: Iterable[Tensor]) -> str:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 def recv_cycle() -> None:
     """Two ranks receive from each other before they send."""
-    me, z = dist.get_rank(), torch.zeros(3)
-    other = 1 - me
-    dist.recv(z, src=other)
+    other = 1 - dist.get_rank()
+    dist.recv(torch.zeros(3), src=other)
     dist.send(torch.ones(3), dst=other)
 
 
@@ -194,8 +193,7 @@ def skipped() -> None:
 
 def uneven() -> None:
     """Rank 2 has one more batch than the others."""
-    batches = 4 if dist.get_rank() == 2 else 3
-    for _ in range(batches):
+    for _ in range(4 if dist.get_rank() == 2 else 3):
         dist.all_reduce(torch.ones(3))
 
 
@@ -347,55 +345,56 @@ class Case:
             return cluster.run(self.program)
 
 
-_CASES = [
-    Case(recv_cycle, "recv_cycle", (0, 1), ranks=2),
-    Case(ring_of_recvs, "cycle", (0, 1, 2)),
-    Case(no_receiver, "no_receiver", (1,), ranks=2),
-    Case(no_sender, "no_sender", (0,), ranks=2),
-    Case(wrong_tag, "wrong_tag", (0, 1), ranks=2),
-    Case(wrong_source, "wrong_source", (2,)),
-    Case(wrong_destination, "wrong_destination", (0,)),
-    Case(wrong_dtype, "wrong_tensor", (0, 1), "finishes", ranks=2),
-    Case(wrong_shape, "wrong_tensor", (0, 1), "fails", ranks=2),
-    Case(early_read, "buffer_in_use", (1,), "finishes", ranks=2),
-    Case(never_waited, "not_waited", (0,), "finishes", ranks=2),
-    Case(missing_key, "missing_key", (0,), "hangs"),
-    Case(different_collective, "different_collective", (0,)),
-    Case(another_order, "another_order", (0,), "finishes"),
-    Case(swapped_lines, "different_tensor", (0,)),
-    Case(different_reduction, "different_reduction", (0,), "finishes"),
-    Case(different_root, "different_root", (0, 1, 2)),
-    Case(different_shape, "different_tensor", (0, 1, 2)),
-    Case(split_mismatch, "split_mismatch", (0, 1), "finishes", ranks=2),
-    Case(skipped, "skipped", (0,)),
-    Case(uneven, "uneven", (2,)),
-    Case(missing_barrier, "missing_barrier", (2,)),
-    Case(wrong_group, "wrong_group", (0,)),
-    Case(not_a_member, "not_a_member", (2,), "finishes"),
-    Case(new_group_skipped, "new_group", (1,)),
-    Case(destroyed_group, "destroyed_group", (0,), ranks=2),
-    Case(leaked_group, "leaked_group", (0, 1, 2), "finishes"),
-    Case(unused_parameter, "unused_parameter", (1,)),
-    Case(missing_push, "missing_push", (1,), ranks=2, servers=1),
-    Case(missing_init, "missing_init", (0,), ranks=2, servers=1),
-    Case(missing_worker, "missing_worker", (1,), ranks=2, servers=1),
-    Case(raised, "raised", (1,), "fails"),
-    Case(killed, "died", (1,), "fails"),
-    Case(straggler, "straggler", (2,), "finishes"),
-]
-
 #: The catalog, by name.
-ALL = {case.program.__name__: case for case in _CASES}
+ALL = {
+    case.program.__name__: case
+    for case in [
+        Case(recv_cycle, "recv_cycle", (0, 1), ranks=2),
+        Case(ring_of_recvs, "cycle", (0, 1, 2)),
+        Case(no_receiver, "no_receiver", (1,), ranks=2),
+        Case(no_sender, "no_sender", (0,), ranks=2),
+        Case(wrong_tag, "wrong_tag", (0, 1), ranks=2),
+        Case(wrong_source, "wrong_source", (2,)),
+        Case(wrong_destination, "wrong_destination", (0,)),
+        Case(wrong_dtype, "wrong_tensor", (0, 1), "finishes", ranks=2),
+        Case(wrong_shape, "wrong_tensor", (0, 1), "fails", ranks=2),
+        Case(early_read, "buffer_in_use", (1,), "finishes", ranks=2),
+        Case(never_waited, "not_waited", (0,), "finishes", ranks=2),
+        Case(missing_key, "missing_key", (0,)),
+        Case(different_collective, "different_collective", (0,)),
+        Case(another_order, "another_order", (0,), "finishes"),
+        Case(swapped_lines, "different_tensor", (0,)),
+        Case(different_reduction, "different_reduction", (0,), "finishes"),
+        Case(different_root, "different_root", (0, 1, 2)),
+        Case(different_shape, "different_tensor", (0, 1, 2)),
+        Case(split_mismatch, "split_mismatch", (0, 1), "finishes", ranks=2),
+        Case(skipped, "skipped", (0,)),
+        Case(uneven, "uneven", (2,)),
+        Case(missing_barrier, "missing_barrier", (2,)),
+        Case(wrong_group, "wrong_group", (0,)),
+        Case(not_a_member, "not_a_member", (2,), "finishes"),
+        Case(new_group_skipped, "new_group", (1,)),
+        Case(destroyed_group, "destroyed_group", (0,), ranks=2),
+        Case(leaked_group, "leaked_group", (0, 1, 2), "finishes"),
+        Case(unused_parameter, "unused_parameter", (1,)),
+        Case(missing_push, "missing_push", (1,), ranks=2, servers=1),
+        Case(missing_init, "missing_init", (0,), ranks=2, servers=1),
+        Case(missing_worker, "missing_worker", (1,), ranks=2, servers=1),
+        Case(raised, "raised", (1,), "fails"),
+        Case(killed, "died", (1,), "fails"),
+        Case(straggler, "straggler", (2,), "finishes"),
+    ]
+}
 
 
 def page(rule: Rule) -> str:
     """Return a rule's page in Markdown, with a program that the rule reports."""
     title, meaning, remedy = rule.page.split("\n\n", 2)
-    example = ""
-    if cases := [case for case in ALL.values() if case.kind == rule.name]:
-        name = cases[0].program.__name__
-        call = f'`hangs.ALL["{name}"].run()` (after `from distkit import hangs`)'
-        source = f"```python\n{cases[0].source}```"
-        example = f"\n\n## Example\n\n{call} runs this program:\n\n{source}"
+    case = next((case for case in ALL.values() if case.kind == rule.name), None)
+    example = case and (
+        f'\n\n## Example\n\n`hangs.ALL["{case.program.__name__}"].run()` (after `from '
+        "distkit import hangs`) runs this program:\n\n"
+        f"```python\n{case.source}```"
+    )
     head = f"# {rule.code} {rule.name}\n\n**{title}**"
-    return f"{head}\n\n{meaning}{example}\n\n## What to do\n\n{remedy}\n"
+    return f"{head}\n\n{meaning}{example or ''}\n\n## What to do\n\n{remedy}\n"

@@ -6,16 +6,15 @@ from pathlib import Path
 
 from distkit.trace.trace import Trace
 
-_FOLDER = Path(__file__).parent
-#: The names of the runs.
-RECORDED = sorted(file.stem for file in _FOLDER.glob("*.trace"))
+#: The files of the runs by name.
+RECORDED = {file.stem: file for file in sorted(Path(__file__).parent.glob("*.trace"))}
 
 
 def recorded(name: str) -> Trace:
     """Return the trace of a run that is included in distkit.
 
     Args:
-        name: one of ``dk.demos.RECORDED``.
+        name: a key of ``RECORDED``.
 
     Raises:
         ValueError: The name is unknown.
@@ -26,4 +25,4 @@ def recorded(name: str) -> Trace:
     """
     if name not in RECORDED:
         raise ValueError(f"unknown recorded run {name!r}. Choose from: {', '.join(RECORDED)}.")
-    return Trace.load(_FOLDER / f"{name}.trace")
+    return Trace.load(RECORDED[name])
