@@ -159,7 +159,7 @@ def parts(batch: int) -> dict[str, float]:
 
     import distkit as dk
 
-    images, labels = dk.demos.digits()
+    images, labels = dk.data.digits()
     rows = torch.arange(batch) % len(images)
     examples = images[rows], labels[rows]
     return dk.simulation.measure_step(dk.demos.model(), examples, F.cross_entropy, blocks=15)

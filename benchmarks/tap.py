@@ -80,7 +80,7 @@ def train() -> tuple[float, float]:
     import distkit as dk
 
     size = dk.demos.BATCH
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     net = DistributedDataParallel(dk.demos.model())
     optimizer = torch.optim.SGD(net.parameters(), lr=dk.demos.LR)
 

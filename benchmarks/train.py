@@ -71,7 +71,7 @@ def steps_on_rank() -> dict[str, float]:
     import distkit as dk
 
     torch.set_num_threads(1)
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))[:-1]
     seconds = {}
     with dk.algorithms.use_algorithm("auto"):

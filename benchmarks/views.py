@@ -250,7 +250,7 @@ def train(warm: int, steps: int) -> float:
 
     import distkit as dk
 
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     net, size = dk.demos.model(), dk.demos.BATCH
     batches = [*zip(images.split(size), labels.split(size), strict=True)][:-1]
     for step in range(warm + steps):

@@ -19,8 +19,7 @@ from distkit import kvstore
 from distkit._format import count, human_seconds
 from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
 from distkit.cluster.runs.run import run_ranks
-from distkit.data import digits as digits  # also as dk.demos.digits
-from distkit.data import shard
+from distkit.data import digits, shard
 from distkit.recorded import recorded as recorded
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark

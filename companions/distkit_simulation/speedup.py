@@ -67,7 +67,7 @@ def measure_step(
 
     Example:
         >>> def parts(batch=32):
-        ...     images, labels = dk.data.shard(*dk.demos.digits())
+        ...     images, labels = dk.data.shard(*dk.data.digits())
         ...     part = images[:batch], labels[:batch]
         ...     return measure_step(dk.demos.model(), part, F.cross_entropy)
         >>> dk.sweep(parts, ranks=[1, 2, 4], batch=[16, 64, 256])        # doctest: +SKIP

@@ -17,7 +17,7 @@ cluster = dk.Cluster(4)
 """
 PANEL = """
 def train(batch=32, lr=0.2, algorithm="ring", steps=10, fail=False):
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     net = dk.demos.model()
     reduce = dk.algorithms.ring_all_reduce if algorithm == "ring" else dist.all_reduce
     with dk.watch_gradients(net) as watch:

@@ -18,7 +18,7 @@ LAYERS = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 def train() -> None:
     """Run synchronous SGD on the digits; rank 0 also computes the gradient of the whole batch."""
-    images, labels = dk.demos.digits()
+    images, labels = dk.data.digits()
     local_images, local_labels = dk.data.shard(images, labels)
     net = dk.demos.model()
     with dk.watch_gradients(net) as watch:
@@ -33,7 +33,7 @@ def train() -> None:
 
 
 def train_ddp() -> None:
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     net = DistributedDataParallel(dk.demos.model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
     with dk.watch_gradients(net) as watch:

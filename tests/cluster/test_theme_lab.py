@@ -13,7 +13,7 @@ import torch, torch.distributed as dist, torch.nn.functional as F
 import distkit as dk
 
 def train():
-    images, labels = dk.data.shard(*dk.demos.digits())
+    images, labels = dk.data.shard(*dk.data.digits())
     net = dk.demos.model()
     with dk.watch_gradients(net) as watch:
         loss = dk.algorithms.sync_sgd_step(net, (images[:8], labels[:8]), F.cross_entropy, 0.2)

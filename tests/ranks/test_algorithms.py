@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from recorded import concatenate, identifying_lengths, message_sizes, scheduled_sizes
 
 import distkit as dk
-from distkit import demos
 from distkit.algorithms.all_reduce import ALL_REDUCES
 
 every_algorithm = pytest.mark.parametrize("name", ALL_REDUCES)
@@ -268,6 +267,6 @@ def test_digits_equal_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    result = demos.digits()
+    result = dk.data.digits()
     assert torch.equal(result[0] * 16, torch.tensor(images, dtype=torch.float32))
     assert torch.equal(result[1], torch.tensor(labels))

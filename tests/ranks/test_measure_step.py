@@ -11,7 +11,7 @@ from distkit.events import Op, State
 
 
 def parts(steps: int = 2, blocks: int = 1) -> tuple[dict[str, float], bool, int]:
-    images, labels = dk.demos.digits()
+    images, labels = dk.data.digits()
     net, threads = dk.demos.model(), torch.get_num_threads()
     before = [w.detach().clone() for w in net.parameters()]
     found = dk.simulation.measure_step(
