@@ -47,7 +47,7 @@ FIGURES = {
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     """Run every hanging program of the catalog, then interrupt hung and endless runs."""
     import distkit as dk
-    from distkit.hangs import ALL
+    from distkit_examples.hangs import ALL
 
     hangs = [case for case in ALL.values() if case.outcome == "hangs" and not case.servers]
     with dk.Cluster(2) as two, dk.Cluster(3) as three:
@@ -82,7 +82,7 @@ def _measure_diagnosis(cluster: Any, case: Any) -> float:
 
 def _measure_hung_run(cluster: Any) -> float:
     """Return the time from the interrupt of a hung run to the end of the next run [s]."""
-    from distkit.hangs import ring_of_recvs
+    from distkit_examples.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
     while not cluster.diagnose():

@@ -26,7 +26,7 @@ class Line(NamedTuple):
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
-    "distkit": Line(1_220, 900),
+    "distkit": Line(869, 900),
     "distkit/algorithms": Line(1_092, 1_300),
     "distkit/cluster": Line(3_094, 3_000),
     "distkit/diagnosis": Line(1_738, 1_800),
@@ -35,13 +35,14 @@ LINES = {
     "distkit/trace": Line(913, 700),
     "distkit/views": Line(3_757, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
+    "companions/distkit_examples": Line(351, 320),
     "companions/distkit_experiments": Line(774, 800),
     "companions/distkit_hosts": Line(3_184, 3_200),
     "companions/distkit_parallel": Line(576, 600),
     "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_671, 16_000),
+    "tests": Line(16_670, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -49,10 +50,10 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(14_994, 15_000),
+    "all of distkit": Line(14_643, 15_000),
     "the whole product": Line(25_104, 25_000),
     "lines of JavaScript": Line(4_035, 4_300),
-    "files in distkit": Line(153, 150),
+    "files in distkit": Line(150, 150),
     "names at the top level": Line(27, 23),
 }
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import distkit_hosts as hosts
     import distkit_simulation as simulation
     import distkit_strategies as strategies
-    from distkit import algorithms, data, demos, kvstore
+    from distkit import algorithms, data, kvstore
     from distkit import errors as errors
     from distkit.cluster.cluster import Cluster
     from distkit.cluster.runs.run import run_ranks
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from distkit.views.scenes import Gradients, Servers, Stage, Tensors
     from distkit.views.timeline.view import Timeline
     from distkit_course import check, concept_check, hint, predict, solution
+    from distkit_examples import demos
     from distkit_experiments import Experiment, sweep
 
 __version__ = "0.1.0"
@@ -64,7 +65,7 @@ _EXPORTS = {
 _MODULES = {
     "algorithms": "distkit.algorithms",
     "data": "distkit.data",
-    "demos": "distkit.demos",
+    "demos": "distkit_examples.demos",
     "hosts": "distkit_hosts",
     "kvstore": "distkit.kvstore",
     "simulation": "distkit_simulation",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: The commands of companions, and the modules that add them to the parser.
 COMPANIONS = {
+    "demo": "distkit_examples.cli",
     **dict.fromkeys(("grade", "assignments", "answers", "lab"), "distkit_course.cli"),
     "doctor": "distkit_hosts.cli",
 }
@@ -95,34 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- distkit demo --------------------------------------------------------------------------------
-
-
-def _demo(args: argparse.Namespace, remainder: list[str]) -> None:
-    from distkit import demos
-
-    check_folder(args.html, args.usage_error)
-    traces: dict[str, Trace] = {}
-    about: dict[str, str] = {}
-    for name in demos.ALL if "all" in args.names else args.names:
-        lines, recorded = demos.ALL[name]()
-        traces |= recorded
-        about |= dict.fromkeys(recorded, str(demos.ALL[name].__doc__))
-        print(f"\n{name}: {demos.ALL[name].__doc__}")
-        for line in lines:
-            _print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
-    if args.html:
-        print()
-        traces = dict(sorted(traces.items(), key=lambda item: "ring" not in item[0]))  # shown first
-        replay_page(
-            traces,
-            args.html,
-            title="Messages between ranks",
-            about=about,
-            first=("stage", "servers"),
-        )
-
-
 # -- distkit trace and distkit replay ------------------------------------------------------------
 
 
@@ -171,12 +144,12 @@ def _replay(args: argparse.Namespace, remainder: list[str]) -> None:
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Load the trace in these files, or the trace of this name that distkit includes."""
-    from distkit.recorded import RECORDED, recorded
+    """Load the trace in these files, or the recorded run of this name."""
     from distkit.trace.trace import Trace
 
-    if not files[0].exists() and files[0].name in RECORDED:
-        return recorded(files[0].name)
+    if not files[0].exists():
+        recorded = load("distkit_examples.recorded").RECORDED
+        files = [recorded.get(file.name, file) for file in files]
     return Trace.load(files[0] if len(files) == 1 else files)
 
 
@@ -188,15 +161,13 @@ def _explain(args: argparse.Namespace, remainder: list[str]) -> None:
 
     if args.finding is None:
         for code, listed in RULES.items():
-            _print_wrapped(f"{code}  {listed.name:<20}  {listed.title()}", 29)
+            print_wrapped(f"{code}  {listed.name:<20}  {listed.title()}", 29)
         return
     words = {word: rule for rule in RULES.values() for word in (rule.code.lower(), rule.name)}
     rule = words.get(args.finding.lower())
     if rule is None:
         raise DistkitError(f"unknown finding {args.finding}. List all with: distkit explain")
-    from distkit.hangs import page
-
-    print(page(rule))
+    print(load("distkit_examples.hangs").page(rule))
 
 
 # -- distkit bench, which needs a checkout -------------------------------------------------------
@@ -253,10 +224,10 @@ def print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
         text = f"{finding.message}\n{finding.remedy} [{finding.code}]"
         for i, line in enumerate(text.splitlines()):
-            _print_wrapped(("    " if i else "  - ") + line, 4)
+            print_wrapped(("    " if i else "  - ") + line, 4)
 
 
-def _print_wrapped(line: str, indent: int) -> None:
+def print_wrapped(line: str, indent: int) -> None:
     """Print a line, wrapped to the terminal's width; continuation lines are indented."""
     wrap = partial(textwrap.wrap, subsequent_indent=" " * indent, break_on_hyphens=False)
     print("\n".join(wrap(line, shutil.get_terminal_size().columns)))
@@ -288,24 +259,6 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command(
-        _demo,
-        "watch ranks send, reduce and train on real data",
-        {
-            "names": {
-                "nargs": "*",
-                "metavar": "NAME",
-                "choices": ["p2p", "all_reduce", "sync_sgd", "parameter_server", "all"],
-                "default": "all",
-                "help": "p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
-            },
-            "--html": {
-                "type": Path,
-                "metavar": "FILE",
-                "help": "write a replay page of the traces",
-            },
-        },
-    ),
     "trace": Command(
         _trace,
         "run a torchrun-style script and record its communication",

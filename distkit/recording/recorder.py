@@ -477,7 +477,7 @@ class _Capsule:
 
 # -- source lines -----------------------------------------------------------------
 
-#: Files whose frames are hidden; frames of demos.py and other files of algorithms/ are shown.
+#: Files whose frames are hidden; frames of examples and other files of algorithms/ are shown.
 MACHINERY = (
     f"{PACKAGE_PATHS[0]}_hosts/",
     f"{PACKAGE_PATHS[1]}/distkit_hosts/",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from waiting import wait_until
 
 import distkit as dk
-from distkit.hangs import ALL
+from distkit_examples.hangs import ALL
 
 
 @pytest.fixture(scope="module")

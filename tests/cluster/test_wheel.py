@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import distkit
-from distkit import demos
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +58,6 @@ def test_demos_run_from_the_wheel(
 ) -> None:
     message = run(bin_folder / "distkit", "demo", "all", "--html", "demo.html", cwd=tmp_path)
     page = tmp_path.joinpath("demo.html").read_text(encoding="utf-8")
-    assert not [name for name in demos.ALL if name not in message]
-    assert page.count('<section id="panel') >= len(demos.ALL)
+    assert not [name for name in distkit.demos.ALL if name not in message]
+    assert page.count('<section id="panel') >= len(distkit.demos.ALL)
     assert not leftovers()

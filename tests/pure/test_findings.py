@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distkit import cli, hangs
+from distkit import cli
 from distkit.diagnosis import rules
 from distkit.diagnosis.rules import RULES, Rule
+from distkit_examples import hangs
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "findings"

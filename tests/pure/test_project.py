@@ -34,7 +34,6 @@ LAYERS = {
     "events": "",
     "consistency": "",
     "trace": "errors events imports consistency _format",
-    "recorded": "trace",
     "diagnosis": SHARED,
     "algorithms": SHARED,
     "data": SHARED,
@@ -48,13 +47,12 @@ TOP = {
     "__init__",
     "__main__",
     "cli",
-    "demos",
-    "hangs",
     "ipython",
 }  # these may import everything
 # The other companions that each companion may import; all may import distkit.
 USES = {
     "distkit_course": "distkit_parallel distkit_simulation",
+    "distkit_examples": "",
     "distkit_experiments": "",
     "distkit_hosts": "",
     "distkit_parallel": "",
@@ -163,15 +161,16 @@ def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
     code = """if True:
         import sys
         sys.modules["torch"] = None  # importing it raises ImportError
-        from distkit import cli, recorded
-        for name in recorded.RECORDED:
+        from distkit import cli
+        from distkit_examples.recorded import RECORDED
+        for name in RECORDED:
             assert cli.main(["replay", name, "--no-browser", "--html", f"{name}.html"]) == 0
     """
     command = [sys.executable, "-Werror", "-c", code]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     names = {page.stem for page in tmp_path.glob("*.html")}
-    assert names == {file.stem for file in PACKAGE.rglob("recorded/*.trace")}
+    assert names == {file.stem for file in COMPANIONS.rglob("recorded/*.trace")}
     assert len(names) == ran.stdout.count("Replay: ") == 7
     assert not [name for name in names if name not in PACKAGE.joinpath("cli.py").read_text()]
 

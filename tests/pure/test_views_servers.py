@@ -18,7 +18,6 @@ from distkit.kvstore.protocol.messages import Init, Pull, Push, Reply
 from distkit.kvstore.protocol.optimizer import SGD
 from distkit.kvstore.protocol.server import KVServer
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder, record_update
-from distkit.recorded import recorded
 from distkit.recording import recorder
 from distkit.trace.trace import Trace
 from distkit.views.scene.renderer import to_svg
@@ -26,6 +25,7 @@ from distkit.views.scenes import Servers
 from distkit.views.servers.history import read
 from distkit.views.servers.projection import opening, project, rule_sentence, verdicts
 from distkit.views.servers.scene import LAST_BIN, TOKEN, draw, histogram
+from distkit_examples.recorded import recorded
 
 ONE = torch.ones(2)
 MAX_BYTES = 60_000  # of a static picture

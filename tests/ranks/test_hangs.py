@@ -13,7 +13,7 @@ import distkit as dk
 from distkit.cluster import Run
 from distkit.diagnosis.findings import Finding
 from distkit.diagnosis.rules import RULES
-from distkit.hangs import ALL, Case
+from distkit_examples.hangs import ALL, Case
 
 #: Time limit from the call to the error, with forks [s]; ten times the usual time.
 LIMIT = 20
@@ -66,7 +66,9 @@ def test_hang_is_released_and_explained(name: str) -> None:
     assert finding.hang and finding.waiting
     assert str(finding).endswith(f" [{finding.code}]") and RULES[finding.code].name == case.kind
     assert str(error) == f"{finding}\n{name} was stopped on all ranks."
-    assert {line.rpartition(":")[0] for line in finding.lines.values()} == {"distkit/hangs.py"}
+    assert {line.rpartition(":")[0] for line in finding.lines.values()} == {
+        "companions/distkit_examples/hangs.py"
+    }
     assert all(line in finding.message for line in finding.lines.values())
     ends = {end.how for end in run.trace.info.ends.values()}
     assert "released" in ends and ends <= {"released", "returned"}

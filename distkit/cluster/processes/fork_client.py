@@ -42,7 +42,7 @@ RESPONSE_TIMEOUT = 60.0
 LATE_MODULES = {
     "torch._dynamo": rb"optim|DistributedDataParallel|distkit_strategies",
     "torch.distributed.fsdp": rb"torch\.distributed\.(fsdp|tensor)",
-    "distkit.demos": rb"distkit\.demos",
+    "distkit_examples.demos": rb"distkit_examples\.demos",
 }
 
 #: Timeout for detecting that the fork server has exited [s].

@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import distkit as dk
-from distkit import hangs
 from distkit.events import State
+from distkit_examples import hangs
 
 HERE = Path(__file__).parent
 
@@ -190,7 +190,7 @@ def threads() -> list[Case]:
 
 
 def themes() -> list[Case]:
-    """Return the bugs of ``themes.json``, and the catalog of ``distkit.hangs``."""
+    """Return the bugs of ``themes.json``, and the catalog of ``distkit_examples.hangs``."""
     found = []
     for row in _rows("themes.json"):
         source, lists = (
@@ -208,7 +208,7 @@ def themes() -> list[Case]:
             (case.kind,),
             (),
             False,
-            f"from distkit.hangs import {name} as program\n",
+            f"from distkit_examples.hangs import {name} as program\n",
             culprits=case.culprits,
         )
         for name, case in hangs.ALL.items()

@@ -393,7 +393,7 @@ def page(rule: Rule) -> str:
     case = next((case for case in ALL.values() if case.kind == rule.name), None)
     example = case and (
         f'\n\n## Example\n\n`hangs.ALL["{case.program.__name__}"].run()` (after `from '
-        "distkit import hangs`) runs this program:\n\n"
+        "distkit_examples import hangs`) runs this program:\n\n"
         f"```python\n{case.source}```"
     )
     head = f"# {rule.code} {rule.name}\n\n**{title}**"

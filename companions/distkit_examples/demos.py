@@ -20,11 +20,11 @@ from distkit._format import count, human_seconds
 from distkit.algorithms.sgd import sync_initial_weights, sync_sgd_step
 from distkit.cluster.runs.run import run_ranks
 from distkit.data import digits, shard
-from distkit.recorded import recorded as recorded
 from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import mark
 from distkit.trace.log import grouped
 from distkit.trace.trace import Trace
+from distkit_examples.recorded import recorded as recorded
 
 RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
 
