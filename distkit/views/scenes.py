@@ -6,13 +6,9 @@ installed.
 
 from __future__ import annotations
 
-from distkit.trace.log import EventLog
 from distkit.views import gradients, tensors
-from distkit.views.scene.frame import Json
-from distkit.views.servers import projection as servers
-from distkit.views.servers import scene as server_scene
-from distkit.views.stage import projection as stage
-from distkit.views.stage import scene as stage_scene
+from distkit.views.servers import scene as servers
+from distkit.views.stage import scene as stage
 from distkit.views.widget.view import SceneView
 
 
@@ -30,8 +26,9 @@ class Stage(SceneView):
     Raises:
         TypeError: ``source`` has no trace.
 
+    >>> from distkit import Trace
     >>> from distkit.events import Event, Op, State
-    >>> t = EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
+    >>> t = Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, nbytes=4),
     ...            Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, nbytes=4)])
     >>> Stage(t)
     Stage: 2 ranks
@@ -40,8 +37,7 @@ class Stage(SceneView):
       rank 0 → rank 1  100 ms · 4 B · 100 ms
     """
 
-    def _project(self, trace: EventLog) -> Json:
-        return stage_scene.draw(stage.project(trace, live=self._live))
+    _project = staticmethod(stage.draw)
 
 
 class Tensors(SceneView):
@@ -57,10 +53,11 @@ class Tensors(SceneView):
     Raises:
         TypeError: ``source`` has no trace.
 
+    >>> from distkit import Trace
     >>> from distkit.events import Event, Op, State, Summary
     >>> ones = Summary((1.0, 1.0), 2**0.5, 1.0, 1.0, 2)
     >>> facts = dict(nbytes=8, shape=(2,), dtype="float32")
-    >>> Tensors(EventLog([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **facts),
+    >>> Tensors(Trace([Event(0, 0, Op.SEND, State.STARTED, 0.0, peer=1, summary=ones, **facts),
     ...                Event(1, 0, Op.RECV, State.STARTED, 0.0, peer=0, **facts),
     ...                Event(1, 0, Op.RECV, State.COMPLETED, 0.1, peer=0, summary=ones, **facts)]))
     Tensors: 2 ranks
@@ -69,8 +66,7 @@ class Tensors(SceneView):
         values: colors: ±1; rank 0 all 1, norm 1.41; rank 1 all 1, norm 1.41
     """
 
-    def _project(self, trace: EventLog) -> Json:
-        return tensors.draw(trace, live=self._live)
+    _project = staticmethod(tensors.draw)
 
 
 class Gradients(SceneView):
@@ -88,13 +84,13 @@ class Gradients(SceneView):
     Raises:
         TypeError: ``source`` has no trace.
 
-    >>> Gradients(EventLog())  # doctest: +ELLIPSIS
+    >>> from distkit import Trace
+    >>> Gradients(Trace())  # doctest: +ELLIPSIS
     Gradients
       nothing was watched: run the loop inside `with dk.watch_gradients(model) as watch`, ...
     """
 
-    def _project(self, trace: EventLog) -> Json:
-        return gradients.draw(trace, live=self._live)
+    _project = staticmethod(gradients.draw)
 
 
 class Servers(SceneView):
@@ -113,10 +109,10 @@ class Servers(SceneView):
     Raises:
         TypeError: ``source`` has no trace.
 
-    >>> Servers(EventLog())
+    >>> from distkit import Trace
+    >>> Servers(Trace())
     Servers
       this trace has no requests to a parameter server
     """
 
-    def _project(self, trace: EventLog) -> Json:
-        return server_scene.draw(servers.project(trace, live=self._live))
+    _project = staticmethod(servers.draw)

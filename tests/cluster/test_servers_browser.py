@@ -12,7 +12,6 @@ import distkit as dk
 from distkit import kvstore
 from distkit.trace.trace import Trace
 from distkit.views.scene.renderer import body, keyframe_at
-from distkit.views.servers.projection import project
 from distkit.views.servers.scene import draw
 
 
@@ -88,7 +87,7 @@ def test_view_grows_during_the_run(tab: Any, traces: Any, tmp_path: Path) -> Non
     whole = traces["push_in_step"]
     early = Trace(whole[: len(whole) // 2], whole.info)
     view = dk.Servers(early)
-    view._data = draw(project(early, live=True))
+    view._data = draw(early, live=True)
     tab.page.emulate_media(reduced_motion="reduce")
     page = Sheet(tab, view, tmp_path / "servers.html")
     assert page.text(".dk-live") == "live"

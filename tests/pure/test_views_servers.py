@@ -206,7 +206,8 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
 
 def test_sync_pulls_wait_for_all_gradients() -> None:
     steps = [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)]
-    run = project(record_server(3, Synchronous(), steps).trace())
+    trace = record_server(3, Synchronous(), steps).trace()
+    run = project(trace)
     assert (version(run, run.end), waiting_gradients(run, run.end)) == (0, [(0, 0), (1, 0)])
     assert [w.node for w in pending_pulls(run, run.end)] == [0, 1] and run.history.quorum == 3
     assert {w: words for w, (kind, words) in status(run, run.end).items() if kind == "waits"} == {
@@ -220,7 +221,7 @@ def test_sync_pulls_wait_for_all_gradients() -> None:
     )
     assert {
         words
-        for _, style, _, _, words in draw(run)["scene"]["shapes"]
+        for _, style, _, _, words in draw(trace)["scene"]["shapes"]
         if style == "small" and words.isdecimal()
     } == {"0", "1", "2"}  # the missing worker is named in its empty slot
 
@@ -294,15 +295,8 @@ def test_any_trace_has_a_small_picture(name) -> None:
 
 
 def test_static_picture_shows_all_nodes_and_their_text() -> None:
-    svg = to_svg(
-        draw(
-            project(
-                record_server(3, Synchronous(), [("push", 0), ("pull", 0)]).trace(
-                    name="<lost & found>"
-                )
-            )
-        )
-    )
+    run = record_server(3, Synchronous(), [("push", 0), ("pull", 0)])
+    svg = to_svg(draw(run.trace(name="<lost & found>")))
     assert [
         text
         for text in (
@@ -319,7 +313,7 @@ def test_static_picture_shows_all_nodes_and_their_text() -> None:
 
 
 def test_messages_in_flight_do_not_cover_each_other() -> None:
-    marks = draw(project(recorded("servers_6")))["scene"]["marks"]
+    marks = draw(recorded("servers_6"))["scene"]["marks"]
     flights = combinations((m for m in marks if m[1] == TOKEN and len(m) > 6), 2)
     pairs = [(a, b) for a, b in flights if a[2] < b[3] and b[2] < a[3]]
     assert pairs and all(a[4:8] != b[4:8] for a, b in pairs)
@@ -331,9 +325,9 @@ def test_any_subset_of_events_can_be_drawn(cuts) -> None:
     """Draw any subset of the events, as during a live run."""
     trace = traces.parameter_server()
     cut = {c % len(trace) for c in cuts}
-    run = project(Trace([e for i, e in enumerate(trace) if i not in cut], trace.info), live=True)
-    ET.fromstring(to_svg(draw(run)))
-    assert all(b.end is None or b.end >= b.begin for b in run.keyframes)
+    rest = Trace([e for i, e in enumerate(trace) if i not in cut], trace.info)
+    ET.fromstring(to_svg(draw(rest, live=True)))
+    assert all(b.end is None or b.end >= b.begin for b in project(rest, live=True).keyframes)
 
 
 @given(st.lists(st.integers(0, 14) | st.integers(0, 10**6)))

@@ -182,7 +182,7 @@ def test_ring_like_messages_are_not_a_ring():
     )
     trace = all_reduce_ring(4)
     assert find_all_reduces(Trace(trace.events[:-40], trace.info)) == []
-    assert "schedule" not in stage(ring()).description
+    assert "schedule" not in draw(ring())["description"]
 
 
 # -- other messages and collectives ----------------------------------------------------------
@@ -196,7 +196,7 @@ def test_unknown_contributions_are_bounded_not_guessed():
     picture = stage(s.trace(world_size=4))
     pieces = pieces_at(picture, float("inf"))
     assert (pieces[1][0].certain, pieces[1][0].possible) == (set(), {0, 1, 2})
-    assert "at most" in picture.description
+    assert "at most" in picture.frame["description"]
 
 
 def test_equal_zeros_are_not_the_same_piece():
@@ -240,7 +240,10 @@ def test_collectives_are_drawn_by_their_semantics(op, root, expected):
 
 def test_server_contributions_are_not_guessed():
     picture = stage(parameter_server())
-    assert not picture.changes and "does not record a server's computation" in picture.description
+    assert (picture.changes, picture.frame["description"]) == (
+        [],
+        "The trace does not record a server's computation.",
+    )
 
 
 # -- the picture -------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ TRACES = {
 
 @pytest.mark.parametrize("name", TRACES)
 def test_every_trace_has_a_small_picture_and_table(name):
-    data = draw(stage(TRACES[name]()))
+    data = draw(TRACES[name]())
     assert json.dumps(data, allow_nan=False)
     drawing = to_svg(data)
     assert ET.fromstring(drawing).tag == f"{SVG}svg" and len(drawing.encode()) <= 60_000
@@ -276,16 +279,16 @@ def test_every_trace_has_a_small_picture_and_table(name):
 
 
 def test_hang_is_in_the_notices():
-    notices = " ".join(stage(hang()).notices)
+    notices = " ".join(draw(hang())["notices"])
     assert "2 messages not received" in notices and "1 collective not finished" in notices
     assert "dropped" in notices
-    assert stage(hang(), live=True).notices == []
+    assert draw(hang(), live=True)["notices"] == []
 
 
 def test_omitted_parts_have_a_notice():
-    (note,) = stage(big(8400, n=4)).notes
+    (note,) = draw(big(8400, n=4))["notes"]
     assert note == "the first 2,000 of 2,100 messages and collectives are drawn"
-    assert "at most 64 ranks" in stage(thousand()).description
+    assert "at most 64 ranks" in draw(thousand())["description"]
 
 
 OPS = [
@@ -317,8 +320,7 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=40), st.booleans())
 def test_any_trace_can_be_drawn(events, live):
-    picture = stage(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
-    drawing = draw(picture)
+    drawing = draw(Trace(events, traces.info(ranks=names("worker", "server"))), live=live)
     assert json.dumps(drawing, allow_nan=False)
     assert ET.fromstring(to_svg(drawing)).tag == f"{SVG}svg"
     to_table(drawing)

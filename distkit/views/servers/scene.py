@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from distkit._format import count, human_bytes
 from distkit.events import Op
+from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, clean
 from distkit.views.scene.marks import (
     Scene,
@@ -38,6 +39,7 @@ from distkit.views.servers.projection import (
     ServerProjection,
     facts,
     opening,
+    project,
     rule_sentence,
     verdicts,
 )
@@ -107,13 +109,14 @@ class KeyLayout:
         return self.x + self.w - 19, self.y + 13
 
 
-def draw(run: ServerProjection) -> Json:
+def draw(trace: EventLog, *, live: bool = False) -> Json:
     """Return the picture of a run for the SVG and browser renderers.
 
     Args:
-        run: the result of ``projection.project``.
+        trace: the run.
+        live: whether the run is in progress.
     """
-    return _Renderer(run).picture()
+    return _Renderer(project(trace, live)).picture()
 
 
 class _Renderer:

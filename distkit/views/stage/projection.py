@@ -35,6 +35,7 @@ MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
 FLIGHT_TIME = 0.85
 NOTHING = Payload()
+NO_MESSAGES = "this trace has no messages and no collectives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +85,20 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class Stage:
-    """The data needed to draw a run. Times are in seconds, except in ``changes`` (rounds).
+    """The data needed to draw a run. Times are in rounds.
 
-    ``facts`` describe the run and are shown next to the title.
-    ``notices`` are warnings for the reader.
-    ``notes`` are other remarks, such as omissions.
     ``sent`` contains the pairs of drawn ranks that communicate, sender first. ``rounds`` contains
-    the keyframes of each round; rounds in which nothing arrives are last.
+    the keyframes of each round; rounds in which nothing arrives are last. ``frame`` contains the
+    fields of the picture around its scene.
     """
 
-    title: str
-    facts: list[str]
-    notices: list[str]
-    notes: list[str]
-    description: str
-    live: bool
-    start: float
     names: dict[int, str]
     hosts: dict[int, str]
     places: dict[int, Point]
     sent: set[Pair]
     rounds: list[list[Keyframe]]
     changes: list[tuple[float, Change]]
+    frame: Json
 
 
 def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> Stage:
@@ -126,24 +119,29 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
     calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
     keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= max_calls]
-    return Stage(
-        title=clean(info.name),
-        facts=facts(info, len(trace.ranks)),
-        notices=[] if live else _warnings(trace, keyframes),
-        notes=omissions(
+    names, rounds = {rank: name(info, rank) for rank in ranks}, _rounds(keyframes)
+    waiting = "waiting for the first message" if live else NO_MESSAGES
+    frame = {
+        "title": clean(info.name) or "Stage",
+        "view": "stage",
+        "facts": facts(info, len(trace.ranks)),
+        "notices": [] if live else _warnings(trace, keyframes),
+        "notes": omissions(
             ("messages and collectives are drawn", len(keyframes), len(numbered)),
             ("ranks are drawn", len(ranks), len(trace.ranks)),
         ),
-        description=_certainty(trace, contributions),
-        live=live,
-        start=trace.start,
-        names={rank: name(info, rank) for rank in ranks},
-        hosts=hosts,
-        places=places,
-        sent={pair for pair in sent if places.keys() >= set(pair)},
-        rounds=_rounds(keyframes),
-        changes=_changes(contributions, keyframes),
-    )
+        "description": _certainty(trace, contributions),
+        "live": live,
+        "empty": "" if rounds else waiting,
+        "panels": _panels(rounds, names, trace.start),
+        "unit": "round",
+        "end": 1.0 + max((members[0].round for members in rounds), default=-1),
+        "opening": 0.0,
+        "keyframes": [_round_as_keyframe(members, names) for members in rounds],
+    }
+    changes = _changes(contributions, keyframes)
+    drawn = {pair for pair in sent if places.keys() >= set(pair)}
+    return Stage(names, hosts, places, drawn, rounds, changes, frame)
 
 
 # -- keyframes ------------------------------------------------------------------------------
@@ -316,34 +314,29 @@ def _rounds(keyframes: list[Keyframe]) -> list[list[Keyframe]]:
     return [rounds[n] for n in sorted(rounds, key=lambda n: (n in lost, n))]
 
 
-def rounds_as_keyframes(stage: Stage) -> Json:
-    """Return the fields of a picture that depend on the rounds."""
-    keyframes = list[Json]()
-    for members in stage.rounds:
-        end = members[0].round + 1.0
-        arrived = any(keyframe.end is not None for keyframe in members)
-        times = {"begin": end - FLIGHT_TIME, "end": end if arrived else None}
-        keyframes.append({**times, **_caption(members, stage.names)})
-    return {
-        "unit": "round",
-        "end": 1.0 + max((members[0].round for members in stage.rounds), default=-1),
-        "opening": 0.0,
-        "keyframes": keyframes,
-    }
+def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> Json:
+    """Return a round as a keyframe of the picture."""
+    end = keyframes[0].round + 1.0
+    arrived = any(keyframe.end is not None for keyframe in keyframes)
+    times = {"begin": end - FLIGHT_TIME, "end": end if arrived else None}
+    return {**times, **_caption(keyframes, names)}
 
 
-def panels(stage: Stage) -> list[list[object]]:
+def _panels(
+    rounds: Sequence[Sequence[Keyframe]], names: Mapping[int, str], start: float
+) -> list[list[object]]:
     """Return keyframe (-1: the start), title and end time of each panel.
 
-    The panels are the start and all rounds, or a few evenly spaced rounds.
+    The panels are the start and all rounds, or a few evenly spaced rounds. The run begins at
+    ``start`` [s].
     """
-    short = {rank: name.removeprefix("rank ") for rank, name in stage.names.items()}
-    result, latest = list[list[object]]([[-1, "before", ""]]), stage.start
-    for i, keyframes in enumerate(stage.rounds):
+    short = {rank: name.removeprefix("rank ") for rank, name in names.items()}
+    result, latest = list[list[object]]([[-1, "before", ""]]), start
+    for i, keyframes in enumerate(rounds):
         latest = max(latest, *(b.end or b.begin for b in keyframes))
-        label = f"round {keyframes[0].round + 1} of {len(stage.rounds)}"
+        label = f"round {keyframes[0].round + 1} of {len(rounds)}"
         title = participants(keyframes[0], short) if len(keyframes) == 1 else label
-        result.append([i, title, human_seconds(latest - stage.start)])
+        result.append([i, title, human_seconds(latest - start)])
     return result if len(result) <= MAX_PANELS else thinned(result[1:], MAX_PANELS)
 
 

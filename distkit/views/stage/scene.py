@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from distkit._format import joined
-from distkit.trace.log import grouped
+from distkit.trace.log import EventLog, grouped
 from distkit.views.scene.frame import Json
 from distkit.views.scene.marks import (
     Scene,
@@ -29,41 +29,24 @@ from distkit.views.scene.marks import (
 )
 from distkit.views.stage.contributions import Change, Piece
 from distkit.views.stage.layout import MAX_NUMBERS, MAX_STRIPS, Field, Point
-from distkit.views.stage.projection import (
-    Keyframe,
-    Stage,
-    panels,
-    rounds_as_keyframes,
-)
+from distkit.views.stage.projection import MAX_CALLS, Keyframe, Stage, project
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
 #: Maximum numbers of arrows that are held at the end of a round, and of links with directions.
 MAX_ARROWS, MAX_DIRECTED = 64, 24
-NOTHING = "this trace has no messages and no collectives"
 
 
-def draw(stage: Stage) -> Json:
+def draw(trace: EventLog, *, live: bool = False, max_calls: int = MAX_CALLS) -> Json:
     """Return the picture of a run for the SVG and browser renderers. Its unit of time is the round.
 
     Args:
-        stage: the result of ``projection.project``.
+        trace: the run.
+        live: whether the run is in progress.
+        max_calls: maximum number of calls in the drawn keyframes; a note states how many are drawn.
     """
-    renderer = _Renderer(stage)
-    waiting = "waiting for the first message"
-    return picture(
-        renderer.scene,
-        title=stage.title or "Stage",
-        view="stage",
-        facts=stage.facts,
-        notices=stage.notices,
-        notes=stage.notes,
-        description=stage.description,
-        live=stage.live,
-        empty="" if stage.rounds else waiting if stage.live else NOTHING,
-        panels=panels(stage),
-        **rounds_as_keyframes(stage),
-    )
+    stage = project(trace, live, max_calls)
+    return picture(_Renderer(stage).scene, **stage.frame)
 
 
 class _Renderer:

@@ -19,10 +19,8 @@ from distkit.events import REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients import draw as gradients
 from distkit.views.scene.frame import Json, clean
-from distkit.views.servers.projection import project as servers
-from distkit.views.servers.scene import draw as server_scene
-from distkit.views.stage.projection import project as stage
-from distkit.views.stage.scene import draw as stage_scene
+from distkit.views.servers.scene import draw as servers
+from distkit.views.stage.scene import draw as stage
 from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
@@ -50,9 +48,9 @@ def pictures(trace: EventLog) -> dict[str, Json]:
     drawn = {"timeline": packed(Columns(trace, MAX_OPERATIONS), thin=True)}
     if len(trace) <= MAX_EVENTS:
         if any(e.op in REQUESTS for e in trace.events):
-            drawn["servers"] = server_scene(servers(trace))
+            drawn["servers"] = servers(trace)
         elif len(trace.ranks) > 1:
-            drawn["stage"] = stage_scene(stage(trace, max_calls=MAX_CALLS))
+            drawn["stage"] = stage(trace, max_calls=MAX_CALLS)
         drawn["tensors"] = tensors(trace, max_values=MAX_VALUES)
         drawn["gradients"] = gradients(trace)
     return {view: drawn[view] for view in VIEWS if view in drawn and not drawn[view].get("empty")}

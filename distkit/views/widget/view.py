@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import anywidget
 import traitlets
@@ -176,15 +177,12 @@ class SceneView(View):
     _esm = esm("scene")
     _css = css("scene")
     period = 0.5
+    #: Returns the result of ``scene.marks.picture``, given a trace and whether the run is ``live``.
+    _project: ClassVar[staticmethod[..., Json]]
     _data: Json
 
-    def _project(self, trace: EventLog) -> Json:
-        """Return the result of ``scene.marks.picture``; ``self._live`` is True during a run."""
-        raise NotImplementedError
-
     def _process(self, trace: EventLog, live: bool) -> None:
-        self._live = live
-        self._data = self._project(trace)
+        self._data = self._project(trace, live=live)
 
     def _picture(self) -> Json:
         return self._data
