@@ -19,7 +19,7 @@ from distkit.trace.trace import Trace
 from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.scenes import Stage
 from distkit.views.stage.contributions import find_all_reduces
-from distkit.views.stage.layout import arrange
+from distkit.views.stage.projection import arrange
 from distkit.views.stage.projection import project as stage
 from distkit.views.stage.scene import draw
 from distkit_simulation import Link, Network, simulate

@@ -8,6 +8,7 @@ and receive the result from it.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,9 @@ from distkit.views.stage.contributions import (
     Payload,
     trace_contributions,
 )
-from distkit.views.stage.layout import Pair, Point, arrange
 
+Pair = tuple[int, int]
+Point = tuple[float, float]
 #: Maximum numbers of calls in the drawn keyframes, of drawn ranks (a note states how many), and
 #: of panels.
 MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
@@ -142,6 +144,48 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
     changes = _changes(contributions, keyframes)
     drawn = {pair for pair in sent if places.keys() >= set(pair)}
     return Stage(names, hosts, places, drawn, rounds, changes, frame)
+
+
+# -- positions ------------------------------------------------------------------------------
+
+
+def arrange(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[int, Point]:
+    """Return the position of every rank, x and y in [0, 1].
+
+    The ranks of each host form a row. On a single host, the ranks form a circle.
+
+    Args:
+        ranks: all ranks.
+        hosts: host names by rank, if there are several.
+
+    >>> arrange([0, 1, 2, 3], {})[0]
+    (0.5, 0.0)
+    """
+    rows = [*grouped(ranks, hosts.get).values()]
+    return _rows(rows) if 1 < len(rows) < len(ranks) else _circle(ranks)
+
+
+def _circle(ranks: Sequence[int]) -> dict[int, Point]:
+    """Place the ranks clockwise from the top, and two ranks side by side."""
+    n, first = len(ranks), math.pi if len(ranks) == 2 else -math.pi / 2
+    angles = [first + 2 * math.pi * i / n for i in range(n)]
+    return {
+        rank: (round(0.5 + math.cos(angle) / 2, 4), round(0.5 + math.sin(angle) / 2, 4))
+        for rank, angle in zip(ranks, angles, strict=True)
+    }
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
+    """Place centered rows from top to bottom, with equal distances between ranks."""
+    longest = max(map(len, rows))
+    return {
+        rank: (
+            round(0.5 + (i - (len(row) - 1) / 2) / max(longest - 1, 1), 4),
+            round(y / (len(rows) - 1), 4),
+        )
+        for y, row in enumerate(rows)
+        for i, rank in enumerate(row)
+    }
 
 
 # -- keyframes ------------------------------------------------------------------------------
