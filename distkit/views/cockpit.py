@@ -7,11 +7,13 @@ ids. js/cockpit.js draws the widget; this module also draws its static picture a
 
 from __future__ import annotations
 
+import queue
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import traitlets
 
@@ -31,7 +33,7 @@ from distkit.views.timeline.columns import compact, packed
 from distkit.views.timeline.static import WIDTH, render
 from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
-from distkit.views.widget.live import Live, Notifier, Steppable, Worker
+from distkit.views.widget.view import Live, Notifier
 
 #: Maximum length of a source file [characters], and maximum number of remarks shown.
 MAX_SOURCE, MAX_REMARKS = 200_000, 3
@@ -42,6 +44,71 @@ FAILURES = ("raised", "died", "unused_parameter")
 #: Start of the detailed parts of an error message.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last output:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were stopped:)")
+
+
+class Moment(Protocol):
+    """The position of a stepped run after one of its steps."""
+
+    @property
+    def events(self) -> int:
+        """Number of the trace's events up to this moment."""
+
+    @property
+    def time(self) -> float:
+        """Time of the last of these events [s]."""
+
+    @property
+    def choice(self) -> Sequence[int]:
+        """The ranks that were released to reach this moment; empty for the first moment."""
+
+    @property
+    def rank_states(self) -> Sequence[RankState]:
+        """The state of each rank."""
+
+
+class Steppable(Live, Protocol):
+    """A run that advances step by step, such as the result of ``cluster.step(fn)``.
+
+    It also has the methods ``next(rank)``, ``back()``, ``seek(position)``, ``play(speed)``,
+    ``pause()`` and ``finish()``, which the cockpit calls by name. They may be called from any
+    thread and raise :class:`~distkit.errors.DistkitError` if they are not applicable. All except
+    ``pause``, ``back`` and ``seek`` may block.
+    """
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that take part."""
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """The moments so far; the first one precedes all events."""
+
+    @property
+    def position(self) -> int:
+        """Index of the moment shown; the last one is the present."""
+
+    @property
+    def playing(self) -> bool:
+        """True while the run steps automatically."""
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The findings, the most important first."""
+
+    @property
+    def error(self) -> str:
+        """The run's error message; "" if it did not fail."""
+
+    def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
+        """Call ``callback``, from any thread, whenever any of the above changes.
+
+        Returns:
+            A function that cancels the subscription.
+        """
 
 
 def project(run: Steppable, command_error: str = "") -> Json:
@@ -279,6 +346,26 @@ BUTTONS = {
     "pause": (),
     "finish": (),
 }
+
+
+class Worker:
+    """A thread that calls queued functions in order."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Queue ``call``."""
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """Stop the thread after all queued calls."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        for call in iter(self._calls.get, None):
+            call()
 
 
 class Cockpit(Timeline):

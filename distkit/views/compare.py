@@ -28,8 +28,7 @@ from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, render
 from distkit.views.timeline.waits import compute_waits
 from distkit.views.widget.assets import css, esm
-from distkit.views.widget.live import Live
-from distkit.views.widget.view import View, trace_of
+from distkit.views.widget.view import Live, View, trace_of
 
 #: Figures that are unknown if all messages of a run are inside its backend.
 MESSAGE_FIGURES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")

@@ -19,7 +19,7 @@ from distkit.diagnosis.rank_state import RankStatus
 from distkit.errors import DeadlockError, RunInterrupted, StepError, TraceFileError
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
-from distkit.views.widget.live import Live
+from distkit.views.widget.view import Live
 from distkit_hosts.torchrun.rankfile import find_files, read
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

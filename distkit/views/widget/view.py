@@ -1,15 +1,16 @@
 """Defines the base classes of all views of a trace.
 
 A view has a pure projection, from a trace to plain data, and two renderers, one live and one
-static. All scenes share the same renderers.
+static. All scenes share the same renderers. During a run, a thread sends updates at a limited rate.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import anywidget
 import traitlets
@@ -20,8 +21,76 @@ from distkit.views.scene import svg
 from distkit.views.scene.frame import Json
 from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
-from distkit.views.widget.live import PERIOD, Live, Notifier
 from distkit.views.widget.snapshot import NotebookSnapshot
+
+#: Minimum time between updates of a live view, and time to collect events of all ranks [s].
+PERIOD, GATHER = 0.06, 0.025
+#: Minimum pause between updates, as a multiple of the last update's CPU time; ranks need the CPU.
+PAUSE = 4
+
+
+@runtime_checkable
+class Live(Protocol):
+    """A run that may still be in progress, such as :class:`distkit.cluster.Run`."""
+
+    @property
+    def trace(self) -> EventLog:
+        """The events recorded so far."""
+
+    @property
+    def finished(self) -> bool:
+        """True if the trace is complete."""
+
+    def subscribe(self, callback: Callable[[Sequence[Event]], None], /) -> Callable[[], None]:
+        """Call ``callback`` with all current events, with each new batch, and finally with none.
+
+        The callback may be called from any thread.
+
+        Returns:
+            A function that cancels the subscription.
+        """
+
+
+class Notifier:
+    """A thread that calls ``act`` soon after a notification, once for a burst of notifications.
+
+    The pause grows with the processor time of a call, so large pictures are updated less often.
+
+    Args:
+        act: called in the notifier's thread.
+        period: minimum time between two calls [s].
+        gather: time to wait for more notifications [s].
+    """
+
+    def __init__(self, act: Callable[[], None], period: float, gather: float = GATHER) -> None:
+        self._act, self._period, self._gather = act, period, gather
+        self._due, self._now, self._closed = threading.Event(), threading.Event(), False
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def notify(self, *, now: bool = False) -> None:
+        """Request a call of ``act``, without a pause if ``now``. Thread-safe; never blocks."""
+        if now:
+            self._now.set()
+        self._due.set()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._closed = True
+        self.notify(now=True)
+
+    def _work(self) -> None:
+        pause = 0.0
+        while True:
+            self._now.wait(pause)
+            self._due.wait()
+            self._now.wait(self._gather)
+            if self._closed:
+                return
+            self._due.clear()
+            self._now.clear()
+            start = time.thread_time()
+            self._act()
+            pause = max(self._period, PAUSE * (time.thread_time() - start))
 
 
 class View(anywidget.AnyWidget):
