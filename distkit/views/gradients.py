@@ -35,37 +35,26 @@ from distkit.views.scene.values import (
 #: Tolerance for sums in a different order, relative to the largest value.
 ROUNDING = 1e-4
 
-#: Shares of the examples if all ranks have the same number of them.
-EQUAL: Mapping[int, float] = {}
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """The result of reducing a layer's gradients in one step.
-
-    ``kind`` is "sum", "mean", "own" (not averaged), "other", or "" if unknown.
-    """
-
-    kind: str
-    same: bool
-
-    def scale(self, ranks: int) -> int:
-        """Return the divisor that yields the average."""
-        return ranks if self.kind == "sum" else 1
-
 
 @dataclass(frozen=True)
 class Layer:
     """The gradients of a layer in one step: each rank's, the average, and a single process's.
 
-    ``after`` has only one entry if all ranks have the same result. ``agreement`` is NaN if unknown.
+    ``after`` has only one entry if all ranks have the same result. ``kind`` is the kind of the
+    reduction: "sum", "mean", "own" (not averaged), "other", or "" if unknown. ``agreement`` is NaN
+    if unknown.
     """
 
     before: ByRank
     after: list[Summary | None]
     reference: Summary | None
-    reduction: Reduced
+    kind: str
     agreement: float
+
+    @property
+    def same(self) -> bool:
+        """Whether all ranks have the same result."""
+        return len(self.after) == 1
 
     @property
     def largest_difference(self) -> float:
@@ -109,14 +98,23 @@ def project(trace: EventLog) -> Gradients:
 def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     before, after = step.before.get(name, {}), step.after.get(name, {})
     reference = next(iter(step.reference.get(name, {}).values()), None)
-    weights = shares_of(step)
-    reduction = reduced(before, after, len(ranks), weights)
-    scaled = {r: _divide(s, reduction.scale(len(ranks))) for r, s in after.items()}
+    shares = shares_of(step)
+    weighted = [_weight(shares.get(r, 1.0), s) for r, s in before.items()]
+    mean = average(weighted)
+    kind = reduction(before, after, mean, len(ranks))
+    scaled = {r: _divide(s, len(ranks) if kind == "sum" else 1) for r, s in after.items()}
     results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
-    if reduction.same:
+    if _all_equal(after):
         results = results[:1]
-    cosine = agreement(before, after, reduction, weights, reference)
-    return Layer(before, results, reference, reduction, cosine)
+    # the agreement follows from the norm of the mean, where a tensor with its values is recorded
+    means = [s for s in (*results[:1], reference) if kind and s and _equal(mean, s.values)]
+    cosine = agreement(weighted, means[0]) if means else math.nan
+    return Layer(before, results, reference, kind, cosine)
+
+
+def _all_equal(summaries: ByRank) -> bool:
+    """Return True if all ranks have the same values; False if no values are known."""
+    return len({key(s) for s in summaries.values()}) == 1
 
 
 def _divide(s: Summary, by: float) -> Summary:
@@ -134,49 +132,38 @@ def _weight(weight: float, s: Summary) -> Summary:
     return Summary((0.0,) * len(s.values), 0.0, 0.0, 0.0, s.size)
 
 
-def reduced(
-    before: ByRank, after: ByRank, ranks: int, weights: Mapping[int, float] = EQUAL
-) -> Reduced:
-    """Return how the gradients of the ranks were reduced to the optimizer's gradient."""
+def reduction(before: ByRank, after: ByRank, mean: Sequence[float], ranks: int) -> str:
+    """Return how the gradients of the ranks were reduced; see :class:`Layer`.
+
+    Args:
+        before: the gradient of each rank.
+        after: the gradient that each rank's optimizer applies.
+        mean: the mean of the gradients, weighted by the ranks' numbers of examples.
+        ranks: the number of ranks.
+    """
     if not after or len(before) < ranks or len(after) < ranks:
-        return Reduced("", len({key(s) for s in after.values()}) == 1)
-    same = len({key(s) for s in after.values()}) == 1
-    if ranks == 1:
-        return Reduced("own", True)
-    if all(key(before[r]) == key(after[r]) for r in after) and not same:
-        return Reduced("own", same)
-    mean = average([_weight(weights.get(r, 1.0), s) for r, s in before.items()])
+        return ""
+    same = _all_equal(after)
+    if ranks == 1 or (not same and all(key(before[r]) == key(after[r]) for r in after)):
+        return "own"
     result = next(iter(after.values())).values
     for kind, scale in (("mean", 1), ("sum", ranks)):
         if same and _equal(mean, [v / scale for v in result]):
-            return Reduced(kind, same)
-    return Reduced("other", same)
+            return kind
+    return "other"
 
 
-def agreement(
-    before: ByRank,
-    after: ByRank,
-    reduction: Reduced,
-    weights: Mapping[int, float] = EQUAL,
-    reference: Summary | None = None,
-) -> float:
+def agreement(gradients: Sequence[Summary], mean: Summary) -> float:
     """Return the mean cosine similarity over all pairs of ranks, weighted by the product of norms.
 
-    If the result is neither the sum nor the mean of the ranks' gradients, use the norm of the
-    single-process gradient, provided that the average matches it; otherwise return NaN.
+    Args:
+        gradients: the gradients, weighted by the ranks' numbers of examples.
+        mean: their mean.
     """
-    if not reduction.kind or len(before) < 2:
-        return math.nan
-    weighted = [_weight(weights.get(r, 1.0), s) for r, s in before.items()]
-    norms = [s.norm for s in weighted]
-    if reduction.kind in ("sum", "mean"):
-        total = next(iter(after.values())).norm * (1 if reduction.kind == "sum" else len(norms))
-    elif reference and _equal(average(weighted), reference.values):
-        total = reference.norm * len(norms)
-    else:
-        return math.nan
+    norms = [s.norm for s in gradients]
     squares = sum(x * x for x in norms)
     pairs = sum(norms) ** 2 - squares
+    total = mean.norm * len(norms)
     return max(-1.0, min(1.0, (total**2 - squares) / pairs)) if pairs > 0 else math.nan
 
 
@@ -197,7 +184,7 @@ def _verdicts(
         (n, name, layer)
         for n, layers in steps.items()
         for name, layer in layers.items()
-        if layer.reduction.kind
+        if layer.kind
     ]
     verdicts = [_after(reduced, len(trace.ranks))] if reduced and len(trace.ranks) > 1 else []
     return verdicts + _against_one([layer for *_, layer in reduced]) + _drift(trace, training)
@@ -208,11 +195,11 @@ def _verdict(same: bool, text: str) -> Json:
 
 
 def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
-    kinds = {layer.reduction.kind for *_, layer in reduced}
+    kinds = {layer.kind for *_, layer in reduced}
     if kinds == {"own"}:
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
     for n, layer_name, layer in reduced:
-        if not layer.reduction.same:
+        if not layer.same:
             where = f"after step {n + 1}, {layer_name}"
             return _verdict(False, f"the ranks' gradients still differ {where}")
     result = f": the {kinds.pop()} over all {ranks} ranks" if kinds in ({"sum"}, {"mean"}) else ""
@@ -396,7 +383,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     """Draw the table of a step; return its bottom edge."""
     ranks, shapes = trace.ranks[:MAX_RANKS], list(found.training.layers.items())[:MAX_LAYERS]
     layers = {layer: found.steps[n][layer] for layer, _ in shapes}
-    kinds = {layer.reduction.kind for layer in layers.values()}
+    kinds = {layer.kind for layer in layers.values()}
     heads: list[Head] = [(name(trace.info, r), "own gradient", i) for i, r in enumerate(ranks)]
     result, role = RESULTS[kinds.pop() if len(kinds) == 1 else "other"]
     heads.append((result, role.format(n=len(trace.ranks)), None))
@@ -421,7 +408,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
 def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
     """Yield the cells of the ranks' gradients, and the result."""
     yield from (_cell(layer.before.get(rank)) for rank in ranks)
-    if layer.after and not layer.reduction.same:
+    if layer.after and not layer.same:
         yield Cell(None, missing="≠ by rank", wrong=True)
     else:
         yield _cell(layer.after[0] if layer.after else None)

@@ -19,7 +19,7 @@ from distkit.recording.gradients import watch_gradients
 from distkit.recording.recorder import Recorder, to_table
 from distkit.trace.trace import Trace
 from distkit.trace.training import read
-from distkit.views.gradients import Reduced, agreement, draw, project, reduced
+from distkit.views.gradients import agreement, draw, project
 from distkit.views.scene.renderer import to_svg
 from distkit.views.scenes import Gradients
 
@@ -29,7 +29,12 @@ MEAN = [2.0, 0.5, 1.0, -1.0]
 
 
 def training_trace(
-    reduced_gradients, steps=2, crcs=("aaaa", "aaaa"), reference=None, samples=32.0, gradients=OWN
+    reduced_gradients,
+    steps=2,
+    crcs=("aaaa", "aaaa"),
+    reference=None,
+    samples=(32, 32),
+    gradients=OWN,
 ) -> Trace:
     """Return the trace of watch_gradients for a loop on two ranks with one layer."""
     s = Script()
@@ -70,7 +75,7 @@ def training_trace(
                 at + 0.003,
                 at + 0.003,
                 attributes={"watched": "step"},
-                after=summary([2.0 - n + rank, 0.1, samples]),
+                after=summary([2.0 - n + rank, 0.1, samples[rank]]),
             )
             s.op(
                 rank,
@@ -99,7 +104,7 @@ def layer(trace: Trace):
 def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
     trace = training_trace([after, after], reference=MEAN)
     found = layer(trace)
-    assert (found.reduction, found.largest_difference) == (Reduced(kind, True), 0)
+    assert (found.kind, found.same, found.largest_difference) == (kind, True, 0)
     assert [s.values for s in found.after] == [tuple(MEAN)]
     assert " at step 1" in to_svg(draw(trace))  # the drift
     assert texts(trace) == [
@@ -130,7 +135,7 @@ def test_rank_with_a_different_result_is_reported() -> None:
         "the ranks' gradients still differ after step 1, w",
     )
     found = layer(training_trace(after))
-    assert (found.reduction, len(found.after)) == (Reduced("other", False), 2)
+    assert (found.kind, found.same, len(found.after)) == ("other", False, 2)
 
 
 def test_step_during_the_all_reduce_is_unfinished() -> None:
@@ -147,19 +152,17 @@ def test_step_during_the_all_reduce_is_unfinished() -> None:
         )
     trace = s.trace(world_size=2)
     found = layer(trace)
-    assert (found.reduction.kind, found.after) == ("", [])
+    assert (found.kind, found.after) == ("", [])
     assert [list(found.before[r].values) for r in (0, 1)] == OWN
     assert texts(trace) == [] and draw(trace, live=True)["live"]
 
 
 @given(st.lists(st.lists(st.floats(-9, 9), min_size=5, max_size=5), min_size=2, max_size=5))
 def test_agreement_is_the_weighted_mean_of_the_cosines(rows: list[list[float]]) -> None:
-    before = {r: summary(row) for r, row in enumerate(rows)}
-    total = [math.fsum(column) for column in zip(*rows, strict=True)]
-    after = {r: summary(total) for r in before}
-    found = reduced(before, after, len(rows))
-    computed = agreement(before, after, found)
-    pairs = [(a, b) for a in before.values() for b in before.values() if a is not b]
+    gradients = [summary(row) for row in rows]
+    mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+    computed = agreement(gradients, summary(mean))
+    pairs = [(a, b) for a in gradients for b in gradients if a is not b]
     weights = sum(a.norm * b.norm for a, b in pairs)
     if math.isnan(computed) or weights < 1e-6:
         return
@@ -263,10 +266,11 @@ def test_largest_parameters_of_a_large_model_are_watched(recording) -> None:
 
 def test_shares_of_different_sizes_are_weighted() -> None:
     """With three examples on one rank and one on the other, the mean of means is wrong."""
-    before = {r: summary(own) for r, own in enumerate(OWN)}
     weighted = [(3 * a + b) / 4 for a, b in zip(*OWN, strict=True)]
-    after = {r: summary(weighted) for r in before}
-    assert reduced(before, after, 2).kind == "other"
-    assert reduced(before, after, 2, {0: 1.5, 1: 0.5}).kind == "mean"
-    nothing = {0: before[0], 1: summary([math.nan] * 4)}
-    assert reduced(nothing, {r: before[0] for r in before}, 2, {0: 2.0, 1: 0.0}).kind == "mean"
+    nothing = [OWN[0], [math.nan] * 4]
+    for own, after, samples, kind in [
+        (OWN, weighted, (1, 1), "other"),
+        (OWN, weighted, (3, 1), "mean"),
+        (nothing, OWN[0], (2, 0), "mean"),
+    ]:
+        assert layer(training_trace([after] * 2, gradients=own, samples=samples)).kind == kind
