@@ -6,7 +6,7 @@ A :class:`Side` is one trace of a comparison. Marks next to the timeline show th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from typing import Any
@@ -26,7 +26,6 @@ from distkit.views.scene.svg import text_width
 from distkit.views.scene.theme import MARKS
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, render
-from distkit.views.timeline.waits import compute_waits
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import Live, View, trace_of
 
@@ -86,7 +85,6 @@ class Side:
 
     def __init__(self, name: str, trace: EventLog) -> None:
         self.name, self.trace, columns = clean(name), trace, Columns(trace)
-        self.start = float(trace.table.time.min()) if len(trace) else 0.0
         self.frame, self.figures = columns.frame, figures(columns)
 
     @property
@@ -166,9 +164,8 @@ def figures(columns: Columns) -> Json:
     waiting; the final barrier does not count.
     """
     frame = columns.frame
-    ranks = [{key: lane[key] for key in _RANK_FIELDS} for lane in frame["lanes"]]
-    workers = [r for r in ranks if r["role"] == "worker"]
-    counted = workers or ranks
+    workers = [lane for lane in frame["lanes"] if lane["role"] == "worker"]
+    counted = workers or frame["lanes"]
     return {
         "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),
         **{key: frame[key] for key in _RUN_FIELDS},
@@ -177,11 +174,9 @@ def figures(columns: Columns) -> Json:
         "rounds": None if workers else rounds(columns),
         "busy": _mean([r["busy"] for r in counted]),
         "waiting": _mean([r["waiting"] for r in counted]),
-        "ranks": ranks,
     }
 
 
-_RANK_FIELDS = ("rank", "name", "role", "busy", "waiting", "messages", "bytes")
 _RUN_FIELDS = ("messages", "message_bytes", "collectives", "collective_bytes")
 
 
@@ -211,17 +206,15 @@ def figure(value: float | None, unit: str) -> str:
     >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
     ('250 ms', '4 KiB', '25 %', '–')
     """
-    if value is None:
-        return "–"
-    match unit:
-        case "s":
-            return human_seconds(value)
-        case "B":
-            return human_bytes(value)
-        case "%":
-            return f"{100 * value:.0f} %"
-        case _:
-            return f"{value:,}"
+    return "–" if value is None else _UNITS[unit](value)
+
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    "s": human_seconds,
+    "B": human_bytes,
+    "%": lambda part: f"{100 * part:.0f} %",
+    "n": "{:,}".format,
+}
 
 
 # -- rounds --------------------------------------------------------------------------
@@ -416,10 +409,8 @@ def merged(sides: Sequence[Side]) -> Columns:
         _relabeled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
     ]
     stopped = any(side.trace.info.interrupted for side in sides)
-    columns = Columns(EventLog(events, RunInfo(interrupted=stopped)))
     end = max(side.figures["seconds"] for side in sides)
-    columns.waits = compute_waits(columns.ops, columns.pairs, end)
-    return columns
+    return Columns(EventLog(events, RunInfo(interrupted=stopped, until=end)))
 
 
 def _relabeled(e: Event, side: Side, n: int, sides: int) -> Event:
@@ -427,7 +418,7 @@ def _relabeled(e: Event, side: Side, n: int, sides: int) -> Event:
     return replace(
         e,
         rank=e.rank * sides + n,
-        time=e.time - side.start,
+        time=e.time - side.trace.start,
         peer=None if e.peer is None else e.peer * sides + n,
         group=side.name if e.group == WORLD else f"{side.name} {e.group}",
         match=None if e.match is None else f"{n}/{e.match}",
@@ -448,7 +439,7 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
                 "detail": " · ".join(detail for detail in details if detail not in side.heading),
                 "end": side.figures["seconds"],
             }
-            died = {"died": lane["died"] - side.start} if "died" in lane else {}
+            died = {"died": lane["died"] - side.trace.start} if "died" in lane else {}
             result.append(lane | fields | died)
     return result
 

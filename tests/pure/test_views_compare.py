@@ -14,14 +14,10 @@ import distkit as dk
 from benchmarks.views import long_trace
 from distkit.events import Op
 from distkit.trace.trace import Trace
-from distkit.views.compare import Side, figures, summary
+from distkit.views.compare import Side, summary
 from distkit.views.timeline.columns import Columns
 
 CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
-
-
-def figures_of(trace: Trace):
-    return figures(Columns(trace))
 
 
 def naive(n: int = 4) -> Trace:
@@ -48,10 +44,11 @@ def rows(view_or_picture):
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_ring_takes_2n_minus_2_rounds_with_equal_traffic(n: int) -> None:
     trace = traces.ring(n, size=4 * n)
-    found = figures_of(trace)
-    assert found["rounds"] == 2 * (n - 1)
-    assert found["messages"] == len(trace.messages) == 2 * n * (n - 1)
-    assert {r["bytes"] for r in found["ranks"]} == {found["most_sent"]} == {2 * (n - 1) * 16}
+    side = Side("ring", trace)
+    assert side.figures["rounds"] == 2 * (n - 1)
+    assert side.figures["messages"] == len(trace.messages) == 2 * n * (n - 1)
+    sent = {lane["bytes"] for lane in side.frame["lanes"]}
+    assert sent == {side.figures["most_sent"]} == {2 * (n - 1) * 16}
 
 
 def test_waiting_ends_when_the_last_rank_arrives() -> None:
@@ -60,7 +57,7 @@ def test_waiting_ends_when_the_last_rank_arrives() -> None:
         s.op(r, Op.ALL_REDUCE, r * MS, 4 * MS, **CHUNK)
     c = Columns(s.trace(world_size=3))
     assert c.waits.waited.tolist() == pytest.approx([2 * MS, 1 * MS, 0])
-    ranks = figures(c)["ranks"]
+    ranks = c.frame["lanes"]
     assert [r["waiting"] for r in ranks] == pytest.approx([0.5, 0.25, 0], abs=1e-3)
     assert [r["busy"] for r in ranks] == pytest.approx([1, 0.75, 0.5], abs=1e-3)
 
@@ -73,7 +70,7 @@ def test_computing_rank_does_not_wait() -> None:
     s.op(1, Op.SEND, 8 * MS, 9 * MS, peer=0, **CHUNK)
     c = Columns(s.trace(world_size=2))
     assert c.waits.waited[0] == pytest.approx(2 * MS, abs=1e-5)
-    assert figures(c)["ranks"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
+    assert c.frame["lanes"][0]["waiting"] == pytest.approx(2 / 9, abs=1e-3)
 
 
 @settings(max_examples=40)
@@ -97,12 +94,12 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
                 step.peer = None
         assert all(step.peer != r for step in program)
     trace = Simulation(programs, random=rng).run().live()
-    found = figures_of(trace)
+    side = Side("a", trace)
+    found = side.figures
     assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
-    for r in found["ranks"]:
-        assert 0 <= r["waiting"] <= r["busy"] <= 1
-    json.dumps(summary([Side("a", trace), Side("b", Trace())]), allow_nan=False)
+    assert all(0 <= lane["waiting"] <= lane["busy"] <= 1 for lane in side.frame["lanes"])
+    json.dumps(summary([side, Side("b", Trace())]), allow_nan=False)
 
 
 # -- the comparison -------------------------------------------------------------------------

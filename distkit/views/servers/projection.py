@@ -35,7 +35,6 @@ MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
 class Row:
     """A key on a server, with its size as text, and its part, such as "1/2", if it is split."""
 
-    server: int
     key: str
     size: str
     part: str
@@ -135,11 +134,11 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
             nbytes[r.server_key] = max(nbytes[r.server_key], r.span.nbytes)
     parts, rows = grouped(sorted(nbytes), lambda server_key: server_key[1]), {}
     for server_key, n in nbytes.items():
-        server, key = server_key
+        _, key = server_key
         nth, total = parts[key].index(server_key) + 1, len(parts[key])
         part = f"{nth}/{total}" if total > 1 else ""
         size = _joined([human_bytes(n) if n else "", part and f"part {part}"])
-        rows[server_key] = Row(server, clean(key), size, part)
+        rows[server_key] = Row(clean(key), size, part)
     return rows
 
 
