@@ -85,20 +85,6 @@ class Columns:
             **self.frame,
         }
 
-    def waited(self) -> dict[str, NDArray[Any]]:
-        """Return the waits of the drawn operations.
-
-        ``waits`` contains the indices of waiting operations, ``since`` the time from the start of
-        the operation to its wait, and ``waited`` the duration of the wait [s].
-        """
-        result = self.waits
-        waiting = np.flatnonzero(self.drawn & ~result.is_final & (result.waited > MIN_WAIT))
-        return {
-            "waits": waiting,
-            "since": (result.since[waiting] - self.ops.start[waiting]).round(7),
-            "waited": result.waited[waiting].round(7),
-        }
-
     def arrows_of(self, chosen: Bools) -> Ints:
         """Return the arrows that begin or end at any of these operations."""
         is_chosen, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
@@ -165,18 +151,16 @@ class Columns:
     def frame(self) -> Json:
         """The picture without bars and arrows: lanes, totals and notices."""
         ops, pairs = self.ops, self.pairs
-        sent = ~np.isnan(pairs.sent)
-        participating = np.flatnonzero((pairs.collective >= 0) & ~ops.scheduled)
-        sizes = np.full(pairs.collective_count, -1)
-        members = np.bincount(pairs.collective[participating], minlength=pairs.collective_count) > 0
-        tied = np.flatnonzero(pairs.collective >= 0)
-        np.maximum.at(sizes, pairs.collective[tied], ops.nbytes[tied])
+        entered = (pairs.collective >= 0) & ~ops.scheduled
+        sizes = np.full(pairs.collective_count, -1)  # -1: no member has entered it
+        np.maximum.at(sizes, pairs.collective[entered], ops.nbytes[entered])
+        messages, message_bytes = (int(n.sum()) for n in self.sent)
         sums = {
             "operations": len(ops),
-            "messages": int(sent.sum()),
-            "message_bytes": int(pairs.nbytes[sent].sum()),
-            "collectives": int(members.sum()),
-            "collective_bytes": int(sizes[members].sum()),
+            "messages": messages,
+            "message_bytes": message_bytes,
+            "collectives": int((sizes >= 0).sum()),
+            "collective_bytes": int(sizes[sizes >= 0].sum()),
         }
         stuck = np.flatnonzero(~ops.ended).tolist()
         opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in stuck]
@@ -353,13 +337,15 @@ def _gpu(facts: Mapping[str, Any]) -> str:
 
 def kind_of(op: Op) -> str:
     """Return the kind of bar that represents an operation."""
-    if op in COLLECTIVES:
-        return "collective"
-    if op in COMPUTATION:
-        return "mark"
-    if op in STORES:
-        return "store"
-    return "request" if op in REQUESTS else str(op)
+    return next((kind for kind, ops in _KINDS.items() if op in ops), str(op))
+
+
+_KINDS = {
+    "collective": COLLECTIVES,
+    "mark": COMPUTATION,
+    "store": STORES,
+    "request": REQUESTS,
+}
 
 
 def rounded(seconds: float | None) -> float | None:
@@ -425,9 +411,12 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
     }
     valued, numbers = _values(columns, index_of, thin)
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
+    waits = columns.waits
+    waiting = np.flatnonzero(columns.drawn & ~waits.is_final & (waits.waited > MIN_WAIT))
     parts |= {
-        name: ("f4", column) if column.dtype == float else ("i4", index_of[column])
-        for name, column in columns.waited().items()
+        "waits": ("i4", index_of[waiting]),
+        "since": ("f4", (waits.since[waiting] - ops.start[waiting]).round(7)),
+        "waited": ("f4", waits.waited[waiting].round(7)),
     }
     return {
         **columns.frame,
