@@ -235,7 +235,8 @@ class Columns:
     def waits(self) -> Waits:
         """The waits; none during a run."""
         if self._live:
-            return Waits.zeros(len(self.ops))
+            none = np.zeros(len(self.ops))
+            return Waits(since=none, waited=none, is_final=none > 0)
         return compute_waits(self.ops, self.pairs, self._until)
 
     @cached_property

@@ -28,17 +28,9 @@ class Waits:
     waited: Floats
     is_final: Bools
 
-    @classmethod
-    def zeros(cls, operations: int) -> Waits:
-        """Return waits of zero for a number of operations."""
-        zeros = np.zeros(operations)
-        return cls(zeros, zeros, zeros.astype(bool))
-
 
 def compute_waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
     """Return the waits of a complete trace that ends at ``end`` [s]."""
-    if not len(ops):
-        return Waits.zeros(0)
     final = np.where(ops.ended, ops.end, end)
     since = np.fmax(_last_active(ops, final), ops.blocked)
     waited = np.maximum(0, np.minimum(_arrival(ops, pairs), final) - since)
@@ -48,9 +40,9 @@ def compute_waits(ops: Operations, pairs: Pairs, end: float) -> Waits:
 
 def _lanes(rank: Ints) -> list[tuple[int, slice]]:
     """Return each rank and its slice of arrays that are sorted by rank."""
-    ranks, first = np.unique(rank, return_index=True)
-    ends = [*first[1:].tolist(), len(rank)]
-    return [(r, slice(a, b)) for r, a, b in zip(ranks.tolist(), first.tolist(), ends, strict=True)]
+    ranks = np.unique(rank)
+    ends = (np.searchsorted(rank, ranks, side).tolist() for side in ("left", "right"))
+    return [(r, slice(a, b)) for r, a, b in zip(ranks.tolist(), *ends, strict=True)]
 
 
 def _last_active(ops: Operations, final: Floats) -> Floats:
@@ -92,7 +84,7 @@ def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
     """Mark the barriers after which members only pull or enter further barriers."""
     barrier = ops.is_any_of([Op.BARRIER]) & (pairs.collective >= 0)
     work = ~ops.is_any_of([Op.BARRIER, Op.PULL])
-    last = np.full(int(ops.rank.max()) + 1, -np.inf)
+    last = np.full(int(ops.rank.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(last, ops.rank[work], ops.start[work])
     late = ops.start > last[ops.rank]
     ended = np.ones(pairs.collective_count + 1, bool)
