@@ -204,23 +204,12 @@ class Contributions:
     payload: dict[Key, Payload] = field(default_factory=dict)
     all_reduces: list[AllReduce] = field(default_factory=list)
 
-    @property
-    def known(self) -> bool:
-        """True if any contribution is known."""
-        return any(p.certain or p.possible for c in self.changes for p in c.pieces)
-
-    @property
-    def uncertain(self) -> bool:
-        """True if any contribution is uncertain."""
-        return any(p.possible for c in self.changes for p in c.pieces)
-
 
 def trace_contributions(trace: EventLog) -> Contributions:
     """Trace the contributions of every rank through a run.
 
-    >>> result = trace_contributions(EventLog())
-    >>> result.changes, result.known
-    ([], False)
+    >>> trace_contributions(EventLog()).changes
+    []
     """
     if len(trace.ranks) > MAX_RANKS:
         return Contributions()

@@ -296,7 +296,8 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
     """Return a sentence that explains the strips and the certainty of the contributions."""
     if len(trace.ranks) > MAX_RANKS:
         return f"Contributions are traced for at most {MAX_RANKS} ranks."
-    if not contributions.known:
+    pieces = [piece for change in contributions.changes for piece in change.pieces]
+    if not any(piece.certain or piece.possible for piece in pieces):
         served = any(s.op in REQUESTS for s in trace.spans)
         return "The trace does not record a server's computation." if served else ""
     explanation = (
@@ -304,7 +305,7 @@ def _certainty(trace: EventLog, contributions: Contributions) -> str:
         "each rank whose contribution it contains."
     )
     doubt = " Pale: at most these ranks have contributed; the trace does not record computations."
-    return explanation + (doubt if contributions.uncertain else "")
+    return explanation + doubt * any(piece.possible for piece in pieces)
 
 
 def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
