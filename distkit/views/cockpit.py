@@ -437,7 +437,8 @@ class Cockpit(Timeline):
 
     def _execute(self, command: Json) -> None:
         try:
-            self._do(command)
+            arguments = map(command.get, BUTTONS[command["do"]])
+            getattr(self._source, command["do"])(*arguments)
             self._error = ""
         except DistkitError as error:
             message = str(error)
@@ -448,16 +449,10 @@ class Cockpit(Timeline):
         self._notifier.notify(now=True)
         self.send({"done": command.get("id")})
 
-    def _do(self, command: Json) -> None:
-        button = command.get("do")
-        if button not in BUTTONS:
-            raise ValueError(f"the cockpit has no button {button!r}")
-        getattr(self._source, button)(*map(command.get, BUTTONS[button]))
-
     # -- output ---------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return to_table(self.steps, self._drawn())
 
     def _svg(self) -> str:
-        return to_svg({**self.steps, "sources": self.sources}, self._drawn())
+        return to_svg(self.steps, self._drawn())

@@ -236,7 +236,7 @@ def test_invalid_action_is_shown_as_an_error(open_browser):
     browser.wait(lambda: browser.steps["error"] == "")
     browser.click("jump")
     browser.wait(lambda: browser.steps["error"])
-    assert browser.steps["error"] == "ValueError: the cockpit has no button 'jump'"
+    assert browser.steps["error"] == "KeyError: 'jump'"
 
 
 # -- the static picture and the table ----------------------------------------------------
