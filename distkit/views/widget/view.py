@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -151,31 +152,28 @@ class View(anywidget.AnyWidget):
     def _follow(self, run: Live) -> None:
         """Process the events of a run as they arrive, and its trace after it has ended."""
         self._following = True
-
-        def update() -> None:
-            with self._lock:
-                if self._following:
-                    self._process(run.trace, True)
-                    self._publish()
-
-        notifier = Notifier(update, self.period)
+        notifier = Notifier(partial(self._update, run, live=True), self.period)
 
         def receive(events: Sequence[Event]) -> None:
             if events:
                 notifier.notify()
             elif run.finished:
                 notifier.close()
-                with self._lock:
-                    if not self._following:  # another thread was notified, too
-                        return
-                    self._following = False
-                    self._process(run.trace, False)
-                    self._publish()
-                self._static.refresh()
+                self._update(run, live=False)
 
         self._unsubscribes = run.subscribe(receive), notifier.close
         if run.finished:
             receive([])
+
+    def _update(self, run: Live, *, live: bool) -> None:
+        with self._lock:
+            if not self._following:  # another thread has processed the end of the run
+                return
+            self._following = live
+            self._process(run.trace, live)
+            self._publish()
+        if not live:
+            self._static.refresh()
 
     def _publish(self, *more: str) -> None:
         """Send the picture and other traits to the browser."""
