@@ -136,8 +136,6 @@ class Scene:
 
     def __init__(self, width: float, height: float, start: float = 0.0) -> None:
         self.width, self.height, self.start = width, height, start
-        self._numbers: dict[tuple[Shape, ...], int] = {}
-        self._shapes: dict[Shape, int] = {}
         self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
         self._holds: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
 
@@ -207,13 +205,11 @@ class Scene:
         and ``steady``. Marks are sorted by begin time, so that a live run only appends marks. Each
         of ``holds`` is a list: keyframe, drawing, layer, x, y.
         """
-        drawing_ids = self._numbers
-        cache: dict[tuple[int, ...], int] = {}  # by identity: hashing cached shapes is slower
+        drawings: dict[tuple[Shape, ...], int] = {}
+        shapes: dict[Shape, int] = {}
 
         def number(drawing: tuple[Shape, ...]) -> int:
-            if (ids := tuple(map(id, drawing))) not in cache:
-                cache[ids] = drawing_ids.setdefault(drawing, len(drawing_ids))
-            return cache[ids]
+            return drawings.setdefault(drawing, len(drawings))
 
         marks = [
             [number(drawing), layer, begin, end if math.isfinite(end) else None, *position]
@@ -226,10 +222,9 @@ class Scene:
             "width": self.width,
             "height": self.height,
             "drawings": [
-                [self._shapes.setdefault(shape, len(self._shapes)) for shape in drawing]
-                for drawing in drawing_ids
+                [shapes.setdefault(shape, len(shapes)) for shape in drawing] for drawing in drawings
             ],
-            "shapes": list(self._shapes),
+            "shapes": list(shapes),
             "marks": marks,
             "holds": holds,
         }
