@@ -158,10 +158,13 @@ class Scene:
             drawing: its shapes; empty texts are omitted.
             begin: when it appears [s]; by default from the start.
             end: when it disappears [s]; by default never.
-            to: its position at ``end``.
+            to: its position at ``end``; if it never arrives, it is shown halfway.
             steady: whether it moves at constant speed; otherwise it eases in and out.
             layer: number of its layer; higher layers cover lower ones.
         """
+        if to and end is None:
+            x, y = (x + to[0]) / 2, (y + to[1]) / 2
+            to = None
         if end is None or end > max(begin, self.start):
             position = [x, y, *(to or ()), *([int(steady)] if to else ())]
             drawing = tuple(shape for shape in drawing if shape[0] != "text" or shape[4])
@@ -170,22 +173,6 @@ class Scene:
                 math.inf if end is None else self.relative_time(end),
             )
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
-
-    def add_moving(
-        self,
-        a: tuple[float, float],
-        b: tuple[float, float],
-        *drawing: Shape,
-        begin: float,
-        end: float | None,
-        layer: int,
-    ) -> None:
-        """Add a drawing that moves from a to b; if it never arrives, it is shown halfway."""
-        if end is None:
-            middle = (a[0] + b[0]) / 2, (a[1] + b[1]) / 2
-            self.add(*middle, *drawing, begin=begin, layer=layer)
-        else:
-            self.add(*a, *drawing, begin=begin, end=end, to=b, layer=layer)
 
     def relative_time(self, time: float) -> float:
         """Return a time relative to the start of the scene [s]."""
@@ -277,7 +264,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         more: values for the keys below.
     """
     last = 0.0 if end is None else scene.relative_time(end)
-    fields: Json = {
+    return {
         "view": "scene",  # CSS class on the page
         "title": title,
         "facts": [],  # next to the title
@@ -302,5 +289,4 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "scene": scene.plain(),
         "side": None,  # another scene, next to this scene
         "styles": MARKS,
-    }
-    return fields | more
+    } | more

@@ -376,10 +376,8 @@ class _Renderer:
             shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
             self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
         offset = layout.offset + PULL_DISTANCE * (keyframe.kind == "pull") if layout else 0
-        route = (a[0] + offset, a[1]), (b[0] + offset, b[1])
-        self.scene.add_moving(
-            *route, *self._token(keyframe, lane), begin=begin, end=end, layer=TOKEN
-        )
+        token, to = self._token(keyframe, lane), (b[0] + offset, b[1])
+        self.scene.add(a[0] + offset, a[1], *token, begin=begin, end=end, to=to, layer=TOKEN)
         if end is not None:
             past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
             self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)

@@ -314,7 +314,7 @@ class _Renderer:
         payload, (src,), (dst,) = keyframe.payload, keyframe.senders, keyframe.receivers
         times: Any = {"begin": keyframe.begin, "end": keyframe.end}
         if not self.strips or not (payload.piece.certain or payload.piece.possible):
-            self.scene.add_moving(a, b, *self._dot(src), **times, layer=DOT)
+            self.scene.add(*a, *self._dot(src), to=b, layer=DOT, **times)
             return
         w, h = self.field.strip
         w = min(w * payload.count / payload.of - 2, 46)
@@ -322,7 +322,7 @@ class _Renderer:
         corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
         digits = payload.chunks if payload.of <= 10 else ""
         parcel = _parcel(self._layers(payload.piece, w), w, h, digits)
-        self.scene.add_moving(corner, to, *parcel, **times, layer=TOKEN)
+        self.scene.add(*corner, *parcel, to=to, layer=TOKEN, **times)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
         return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
