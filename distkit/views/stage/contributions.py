@@ -290,13 +290,13 @@ class _Tracer:
             self.result.payload[s.rank, s.seq] = Payload(piece)
             if match:
                 self.sent[match] = piece
-            self._remember(s, piece)
-            self._add_change(time, s, piece)
         elif match in self.sent:
             piece = self.sent[match]
             self.received[s.rank] |= piece.certain | piece.possible
-            self._remember(s, piece)
-            self._add_change(time, s, piece, after=True)
+        else:
+            return
+        self._remember(s, piece)
+        self._add_change(time, s, piece, after=s.op is not Op.SEND)
 
     def _tensor_of(self, s: Span) -> Piece:
         """Return the tensor of a call: a known piece, the rank's own, or an uncertain one."""

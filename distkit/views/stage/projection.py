@@ -194,10 +194,8 @@ def _rows(rows: Sequence[Sequence[int]]) -> dict[int, Point]:
 def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyframe]:
     spans = {(s.rank, s.seq): s for s in trace.spans}
     for m in trace.messages:
-        span = spans.get(m.send or (-1, -1)) or spans.get(m.recv or (-1, -1))
-        begin = m.sent if m.sent is not None else span.start if span else None
-        if begin is None:
-            continue
+        span = spans[m.send or m.recv or (-1, -1)]
+        begin = span.start if m.sent is None else m.sent
         yield Keyframe(
             op=str(m.op),
             senders=(m.src,),
@@ -213,8 +211,8 @@ def _messages(trace: EventLog, contributions: Contributions) -> Iterator[Keyfram
         )
 
 
-def _line(s: Span | None) -> str:
-    return clean((s.where if s else "").rpartition("/")[2])
+def _line(s: Span) -> str:
+    return clean(s.where.rpartition("/")[2])
 
 
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
