@@ -113,20 +113,17 @@ def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
 
 def omission_notices(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
     """Return notices about missing events, ranks and operations."""
-    dropped, notices = sum(info.dropped.values()), list[str]()
-    if dropped:
-        notices.append(
-            f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
-            "so operations may be missing here"
-        )
-    notices += [limit.text for limit in info.limitations.values()]
+    dropped = sum(info.dropped.values())
+    lost = (
+        f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "
+        "so operations may be missing here"
+    )
     unrecorded = sum(map(Counter, info.unrecorded.values()), Counter[str]())
-    notices += [
-        f"{message} ({count(n, 'time')})" for message, n in unrecorded.most_common(MAX_UNRECORDED)
-    ]
     lanes = sum(rank < MAX_LANES for rank in ranks)
     return [
-        *notices,
+        *[lost] * bool(dropped),
+        *(limit.text for limit in info.limitations.values()),
+        *(f"{text} ({count(n, 'time')})" for text, n in unrecorded.most_common(MAX_UNRECORDED)),
         *(
             omissions(("ranks are drawn; the totals include all", lanes, len(ranks)))
             or omissions(("operations are drawn; the totals include all", drawn, operations))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -413,11 +413,9 @@ def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
     >>> counts[0], counts[8], counts[-1], sum(counts)
     (1, 1, 1, 3)
     """
-    counts = [0] * BINS
-    for v in values:
-        if not isinstance(v, str):
-            counts[min(BINS - 1, int((v - low) / (high - low) * BINS))] += 1
-    return counts
+    finite = (v for v in values if not isinstance(v, str))
+    counts = Counter(min(BINS - 1, int((v - low) / (high - low) * BINS)) for v in finite)
+    return [counts[n] for n in range(BINS)]
 
 
 def span_of(values: Iterable[float | str]) -> tuple[float, float]:
