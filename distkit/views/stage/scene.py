@@ -190,9 +190,6 @@ class _Renderer:
             for n, keyframe in enumerate(members):
                 self._draw_keyframe(i, keyframe.in_rounds(), n < MAX_ARROWS)
 
-    def _lane(self, rank: int) -> int:
-        return self.lanes[rank] % 8
-
     # -- static marks --------------------------------------------------------------------
 
     def _draw_hosts(self) -> None:
@@ -217,7 +214,7 @@ class _Renderer:
         """Draw a badge per rank, with a number if it fits, and a name."""
         r = self.field.radius
         for rank, name in self.stage.names.items():
-            lane, (x, y) = self._lane(rank), self.field.badge(rank)
+            lane, (x, y) = self.lanes[rank], self.field.badge(rank)
             self.scene.add(x, y, circle(r, "own", lane=lane), layer=BADGE)
             if len(self.lanes) <= MAX_NUMBERS:
                 size = round(1.1 * r)
@@ -294,7 +291,7 @@ class _Renderer:
         """Draw an arrow, the moving piece, and the frame held at the end."""
         (src,), (dst,), end = keyframe.senders, keyframe.receivers, keyframe.end
         a, b = self.field.ends(src, dst, 5 if (dst, src) in self.stage.sent else 0)
-        lane, lost, payload = self._lane(src), end is None, keyframe.payload
+        lane, lost, payload = self.lanes[src], end is None, keyframe.payload
         shapes = arrow(a, b, "lost" if lost else "flight", "bad" if lost else "own", lane=lane)
         self.scene.add(0, 0, *shapes, begin=keyframe.begin, end=end, layer=FLIGHT)
         if keyframe.sent:
@@ -325,7 +322,7 @@ class _Renderer:
         self.scene.add(*corner, *parcel, to=to, layer=TOKEN, **times)
 
     def _dot(self, rank: int) -> tuple[Shape, ...]:
-        return (circle(min(8, self.field.radius * 0.8), "token", lane=self._lane(rank)),)
+        return (circle(min(8, self.field.radius * 0.8), "token", lane=self.lanes[rank]),)
 
     def _end_point(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
         """Return the end point of a piece: its position in a rank's tensor, or the card's edge."""
@@ -345,7 +342,7 @@ class _Renderer:
         ends = dict(zip(keyframe.senders, keyframe.ends, strict=True))
         homes = {rank: self.field.edge(rank, hub) for rank in ends if rank in self.lanes}
         flight, past = (
-            [line(home, hub, style, lane=self._lane(rank)) for rank, home in homes.items()]
+            [line(home, hub, style, lane=self.lanes[rank]) for rank, home in homes.items()]
             for style in ("flight", "past")
         )
         self.scene.add(0, 0, *flight, begin=begin, end=keyframe.end, layer=FLIGHT)
