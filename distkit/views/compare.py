@@ -160,7 +160,7 @@ def figures(columns: Columns) -> Json:
     """Return the figures of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
     With a parameter server, ``busy`` and ``waiting`` are means over the workers, because idle
-    servers lose no time, and ``rounds`` is None. :mod:`distkit.views.timeline.waits` defines
+    servers lose no time, and ``rounds`` is None. :mod:`distkit.views.timeline.columns` defines
     waiting; the final barrier does not count.
     """
     frame = columns.frame
