@@ -1,11 +1,13 @@
 // A scene view: animated marks, keyframes as text, and panels next to them.
 
+import { applyTheme, styleOf } from "./colors.js";
 import { nextKeyframe, counted, List, bisect, Panels } from "./panels.js";
-import { h, s } from "./dom.js";
+import { h, liveRegion, s } from "./dom.js";
+import { Follower } from "./follower.js";
+import { notices } from "./frame.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { Bar, Player, Script } from "./player.js";
-import { Sheet } from "./sheet.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [MIN_TICK, MAX_TICK] = [70, 420]; // minimum and maximum time between two ticks [ms]
@@ -43,15 +45,23 @@ const verdict = ({ word, text, expected }) =>
   h("li", { class: word === "same" ? "dkv-same" : expected ? "dkv-wrong" : null },
     h("b", { "aria-hidden": "true" }, word === "same" ? "=" : "≠"), h("span", {}, text));
 
-export class Scene extends Sheet {
+export class Scene extends Follower {
   constructor(model, el) {
-    const { view, title, keyframes } = model.get("picture");
-    super(model, el, view, title + (keyframes.length ? `.${KEYS}` : ""));
-    this.root.setAttribute("role", "group");
-    this.root.tabIndex = 0;
+    const picture = model.get("picture");
+    super(model);
+    Object.assign(this, { picture, theme: picture.theme });
+    this.scratch = h("canvas").getContext("2d");
+    this.#build(el);
+    this.load();
+    this.watch();
+    this.scheduleFrame();
   }
 
-  build() {
+  #build(el) {
+    const { view, title, keyframes } = this.picture;
+    this.head = h("div", { class: "dk-head" });
+    this.notices = h("ul", { class: "dk-notices" });
+    this.liveRegion = liveRegion();
     const show = (moving) => (moving ? this.drawMoment() : this.scheduleFrame());
     this.player = new Player(pace, show, () => this.bar.showPlaying(this.root));
     this.bar = new Bar(this.player, SPEEDS, 2000);
@@ -70,10 +80,19 @@ export class Scene extends Sheet {
       this.panels.root, this.list.root, this.side.root);
     this.all = h("div", { class: "dkm" },
       h("div", { class: "dkm-body" }, h("div", {}, this.field), this.column, this.controls));
-    this.tools.append(this.legend);
-    this.body.append(this.empty, this.verdicts, this.description, this.all);
-    this.root.addEventListener("keydown", (e) => this.bar.onKey(e, {
+    this.tools = h("div", { class: "dkv-values-tools" }, this.legend);
+    this.root = h("figure", { class: `distkit-timeline distkit-values distkit-${view}`,
+      role: "group", tabindex: 0, "aria-label": title + (keyframes.length ? `.${KEYS}` : "") },
+    h("header", {}, this.head, this.tools), this.notices,
+    h("div", { class: "dkv-body" }, this.empty, this.verdicts, this.description, this.all),
+    this.liveRegion);
+    el.append(this.root);
+    this.on(this.root, "keydown", (e) => this.bar.onKey(e, {
       PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1) }));
+  }
+
+  update(picture) {
+    this.picture = picture;
     this.load();
   }
 
@@ -105,8 +124,15 @@ export class Scene extends Sheet {
   }
 
   // Shows everything, without motion.
-  draw() {
-    const { empty, description } = this.picture;
+  frame() {
+    if (!this.root.clientWidth) return; // not on the page yet, or hidden
+    this.style = styleOf(this.root, this.scratch, this.theme);
+    applyTheme(this.root, this.style);
+    const { title, facts, live, empty, description } = this.picture;
+    this.head.replaceChildren(h("strong", {}, title),
+      h("span", { class: "dk-facts" }, facts.join(" · ")),
+      live ? h("span", { class: "dk-live" }, "live") : "");
+    this.notices.replaceChildren(...notices(this.picture));
     this.empty.hidden = !empty;
     this.all.hidden = this.tools.hidden = Boolean(empty);
     this.empty.textContent = empty;
@@ -117,6 +143,7 @@ export class Scene extends Sheet {
     const words = [caption, details, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
       ...this.side.aloud];
     this.liveRegion.textContent = words.filter(Boolean).join("; ");
+    this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }
 
   // Shows a moment.

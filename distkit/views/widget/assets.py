@@ -24,8 +24,7 @@ _FOLDER = Path(__file__).parents[1] / "js"
 
 #: Style sheets of views that need several.
 _SHEETS = {
-    "compare": ("sheet", "scene", "compare"),
-    "scene": ("sheet", "scene"),
+    "compare": ("scene", "compare"),
     "concept": ("prediction", "concept"),
 }
 
