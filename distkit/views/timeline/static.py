@@ -92,6 +92,18 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
     return "".join(renderer.render()), renderer.height
 
 
+def totals(picture: Json) -> list[str]:
+    """Return the messages, the collectives and the duration of a run as text."""
+    if picture["start"] is None:
+        return []
+    sums = [
+        f"{count(picture[f'{word}s'], word)} ({human_bytes(picture[f'{word}_bytes'])})"
+        for word in ("message", "collective")
+        if picture[f"{word}s"]
+    ]
+    return [*sums, human_seconds(picture["end"] - picture["start"])]
+
+
 def _part(picture: Json, limit: int) -> Json:
     """Return the picture limited to the first operations and ranks."""
     lanes = picture["lanes"][:MAX_LANES]
@@ -261,18 +273,11 @@ class _Renderer:
         yield svg.line(self.left - 4, self.bottom, RIGHT + 4, self.bottom, "#aab2ba", 1)
 
     def _foot(self) -> str:
-        picture = self.picture
-        totals = [
-            f"{count(picture[f'{word}s'], word)}, {human_bytes(picture[f'{word}_bytes'])}"
-            for word in ("message", "collective")
-            if picture[f"{word}s"]
-        ]
-        totals += [
-            human_seconds((picture["end"] or 0) - (picture["start"] or 0)),
-            *(f"{value} {label}" for value, label, _ in picture["host_totals"]),
-        ]
+        hosts = (f"{value} {label}" for value, label, _ in self.picture["host_totals"])
         bold = 'font-weight="700" xml:space="preserve"'
-        return svg.text(24, self.bottom + 50, "   ·   ".join(totals), INK, bold)
+        return svg.text(
+            24, self.bottom + 50, "   ·   ".join([*totals(self.picture), *hosts]), INK, bold
+        )
 
     # -- the picture ----------------------------------------------------------------
 

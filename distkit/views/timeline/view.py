@@ -5,11 +5,10 @@ columns.py contains the projection, js/ the browser renderer, and static.py the 
 
 from __future__ import annotations
 
-from distkit._format import count, human_bytes, human_seconds
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, notice_lines
 from distkit.views.timeline.columns import Columns, packed
-from distkit.views.timeline.static import MAX_BARS, to_svg
+from distkit.views.timeline.static import MAX_BARS, to_svg, totals
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
@@ -61,20 +60,14 @@ class Timeline(View):
 
 def describe(picture: Json) -> str:
     """Return the numbers, totals and notices of a timeline."""
-    facts, totals = list(picture["facts"]), picture["host_totals"]
     if picture.get("bare"):
-        return f"{picture['title']}: {', '.join(facts)}"
-    if picture["messages"]:
-        size = human_bytes(picture["message_bytes"])
-        facts.append(f"{count(picture['messages'], 'message')} ({size})")
-    if picture["collectives"]:
-        facts.append(count(picture["collectives"], "collective"))
-    if picture["start"] is not None:
-        facts.append(f"{human_seconds(picture['end'] - picture['start'])} from first to last event")
+        return f"{picture['title']}: {', '.join(picture['facts'])}"
+    facts = ", ".join([*picture["facts"], *totals(picture)])
+    facts += " from first to last event" * (picture["start"] is not None)
     return "\n  ".join(
         [
-            f"{picture['title'] or 'Timeline'}: {', '.join(facts) or 'nothing was recorded'}",
-            *(f"{value} {label}" for value, label, _ in totals),
+            f"{picture['title'] or 'Timeline'}: {facts or 'nothing was recorded'}",
+            *(f"{value} {label}" for value, label, _ in picture["host_totals"]),
             *notice_lines(picture),
         ]
     )
