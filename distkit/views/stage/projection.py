@@ -358,11 +358,23 @@ def _rounds(keyframes: list[Keyframe]) -> list[list[Keyframe]]:
 
 
 def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> Json:
-    """Return a round as a keyframe of the picture."""
-    end = keyframes[0].round + 1.0
+    """Return a round as a keyframe of the picture, with its caption, details and line."""
+    first = keyframes[0]
+    end = first.round + 1.0
     arrived = any(keyframe.end is not None for keyframe in keyframes)
-    times = {"begin": end - FLIGHT_TIME, "end": end if arrived else None}
-    return {**times, **_caption(keyframes, names)}
+    lines = {keyframe.where for keyframe in keyframes}
+    texts = _common(keyframes)
+    if len(keyframes) == 1:
+        duration = "" if first.end is None else human_seconds(first.end - first.begin)
+        label = "" if first.op == "send" else first.label
+        texts = [participants(first, names), *details_of(first), label, duration]
+    return {
+        "begin": end - FLIGHT_TIME,
+        "end": end if arrived else None,
+        "caption": texts[0],
+        "details": " · ".join(filter(None, texts[1:])),
+        "where": lines.pop() if len(lines) == 1 else "",
+    }
 
 
 def _panels(
@@ -381,21 +393,6 @@ def _panels(
         title = participants(keyframes[0], short) if len(keyframes) == 1 else label
         result.append([i, title, human_seconds(latest - start)])
     return result if len(result) <= MAX_PANELS else thinned(result[1:], MAX_PANELS)
-
-
-def _caption(keyframes: Sequence[Keyframe], names: Mapping[int, str]) -> dict[str, object]:
-    """Return the caption, the details and the line of one or more keyframes."""
-    where = {keyframe.where for keyframe in keyframes}
-    texts, first = _common(keyframes), keyframes[0]
-    if len(keyframes) == 1:
-        duration = "" if first.end is None else human_seconds(first.end - first.begin)
-        label = "" if first.op == "send" else first.label
-        texts = [participants(first, names), *details_of(first), label, duration]
-    caption: dict[str, object] = {
-        "caption": texts[0],
-        "details": " · ".join(filter(None, texts[1:])),
-    }
-    return {**caption, "where": where.pop()} if len(where) == 1 else caption
 
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
