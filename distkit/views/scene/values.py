@@ -42,9 +42,9 @@ def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
     }
 
 
-def number(x: float, digits: int = 4) -> float | str:
-    """Round to significant digits; NaN and infinity become strings, as JSON has no such numbers."""
-    return float(f"{x:.{digits}g}") if math.isfinite(x) else str(x)
+def number(x: float) -> float | str:
+    """Round to four significant digits; NaN and infinity become strings, as in JSON."""
+    return float(f"{x:.4g}") if math.isfinite(x) else str(x)
 
 
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
@@ -293,7 +293,6 @@ def heat(
     high: float,
     marked: frozenset[int] = frozenset(),
     caption: str = "",
-    top: float = 0,
 ) -> tuple[list[Shape], float]:
     """Return a heat map with a tooltip, and its height [px].
 
@@ -305,7 +304,6 @@ def heat(
         high: available height [px].
         marked: positions of cells with a frame.
         caption: first line of the tooltip.
-        top: top of the first row [px].
     """
     columns = max(1, columns)
     rows = max(1, math.ceil(len(values) / columns))
@@ -321,7 +319,7 @@ def heat(
     areas: dict[tuple[str, float], str] = defaultdict(str)
     shapes = []
     for i, v in enumerate(values):
-        x, y = i % columns * cell_width, top + i // columns * cell_height
+        x, y = i % columns * cell_width, i // columns * cell_height
         cell = f"M{x} {y}h{cell_width - gap}v{cell_height - gap}h{gap - cell_width}z"
         if key := shade(v, max_magnitude):
             areas[key] += cell
@@ -338,7 +336,7 @@ def heat(
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
     filled = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
-    background = rect(columns * cell_width, rows * cell_height, "blank", y=top)
+    background = rect(columns * cell_width, rows * cell_height, "blank")
     return [title("\n".join([caption, *lines])), background, *filled, *shapes], rows * cell_height
 
 
