@@ -168,16 +168,16 @@ def figures(columns: Columns) -> Json:
     counted = workers or frame["lanes"]
     return {
         "seconds": (frame["end"] or 0.0) - (frame["start"] or 0.0),
-        **{key: frame[key] for key in _RUN_FIELDS},
+        "messages": frame["messages"],
+        "message_bytes": frame["message_bytes"],
+        "collectives": frame["collectives"],
+        "collective_bytes": frame["collective_bytes"],
         "between_bytes": cross_host_traffic(columns.traffic)[1],
         "most_sent": max((r["bytes"] for r in counted), default=0),
         "rounds": None if workers else rounds(columns),
         "busy": _mean([r["busy"] for r in counted]),
         "waiting": _mean([r["waiting"] for r in counted]),
     }
-
-
-_RUN_FIELDS = ("messages", "message_bytes", "collectives", "collective_bytes")
 
 
 def _mean(parts: list[float]) -> float:
