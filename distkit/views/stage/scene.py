@@ -250,28 +250,23 @@ class _Renderer:
         self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
         """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
+        (x, y, w), high = self.field.cell(rank, 0, n), self.field.strip[1]
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
             for _, group in groupby(cells, key=lambda cell: (cell[1].certain, cell[1].possible)):
                 same = [*group]
-                self._draw_piece(rank, i, n, same[0][0], same[0][1], same[-1][2])
+                begin, piece, _ = same[0]
+                shapes = *_tooltip(piece), *self._layers(piece, round(w, 2))
+                self.scene.add(x + i * w, y, *shapes, begin=begin, end=same[-1][2], layer=CELL)
         if n < 2:
             return
         interval: Any = {"begin": spans[0][0], "end": spans[-1][2], "layer": CHUNK}
-        (x, y, w), high = self.field.cell(rank, 0, n), self.field.strip[1]
         cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
         self.scene.add(x, y, cuts, **interval)
         if n <= 10 and w > 16:
             places = tuple(round((i + 0.5) * w, 1) for i in range(n))
             digits = "".join(map(str, range(n)))
             self.scene.add(x, y, letters(digits, "chunk", places, y=high / 2 + 4.5), **interval)
-
-    def _draw_piece(
-        self, rank: int, i: int, count: int, begin: float, piece: Piece, end: float | None
-    ) -> None:
-        x, y, w = self.field.cell(rank, i, count)
-        shapes = *_tooltip(piece), *self._layers(piece, round(w, 2))
-        self.scene.add(x, y, *shapes, begin=begin, end=end, layer=CELL)
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
