@@ -29,7 +29,7 @@ from distkit.diagnosis.findings import (
     listed,
 )
 from distkit.diagnosis.rules import advice, headline
-from distkit.events import COLLECTIVES, P2P, Op, Span
+from distkit.events import COLLECTIVES, P2P, WORLD, Op, Span
 from distkit.trace.awaiting import similar
 from distkit.trace.calls import at, call, keys, last_call, last_seen, raised_at
 
@@ -300,6 +300,32 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
         others="".join(f"; {text}" for text in activities),
     )
     return finding, {*waits}
+
+
+def destroyed_group(facts: Evidence, stuck: Stuck) -> Cause | None:
+    """Find ranks that wait in a call on a group that another member has destroyed."""
+    for rank, span in stuck.items():
+        candidates = [facts.destroy_marks.get((r, span.group)) for r in facts.waits_for[rank]]
+        marks = [
+            m for m in candidates if m is not None and facts.program.skips(m.where, span.where)
+        ]
+        if marks:
+            spans_by_rank = {
+                r: s for r, s in stuck.items() if (s.group, s.op) == (span.group, span.op)
+            }
+            ranks = sorted({m.rank for m in marks})
+            finding = rules.destroyed_group.finding(
+                *marks,
+                *spans_by_rank.values(),
+                culprits=ranks,
+                missing=ranks,
+                ranks=ranks,
+                group="the default group" if span.group == WORLD else "the group",
+                where=marks[0].where,
+                calls=Calls(spans_by_rank.values(), facts.call),
+            )
+            return finding, set(spans_by_rank)
+    return None
 
 
 # -- cycles -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from dataclasses import replace
 
 from distkit._format import RANK_NOUN, named
-from distkit.diagnosis import deadlocks, groups, kvstore, mismatches, rules
+from distkit.diagnosis import deadlocks, kvstore, mismatches, rules
 from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
@@ -163,7 +163,7 @@ class _Diagnosis:
             deadlocks.wrong_end,
             kvstore.unanswered,
             deadlocks.missing_key,
-            groups.destroyed,
+            deadlocks.destroyed_group,
             deadlocks.finished_partner,
             deadlocks.wait_cycle,
         )

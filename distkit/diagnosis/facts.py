@@ -67,6 +67,12 @@ class Evidence:
         return {(s.rank, int(s.match or 0)): s for s in uses}
 
     @cached_property
+    def destroy_marks(self) -> dict[tuple[int, str], Span]:
+        """The marks of destroyed groups, by rank and group."""
+        marks = [s for s in self.trace.spans if s.op is Op.MARK and "destroyed" in s.attributes]
+        return {(s.rank, s.attributes["destroyed"]): s for s in marks}
+
+    @cached_property
     def any_source_receives(self) -> list[Span]:
         """The receives from any source, including those that have already matched a sender."""
         open_calls = {

@@ -1,4 +1,7 @@
-"""Mistakes that do not cause a hang: missing waits, lost messages, slow ranks. No side effects."""
+"""Mistakes that do not cause a hang: missing waits, lost messages, leaked groups, slow ranks.
+
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import median
 
-from distkit.diagnosis import groups, rules
+from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.findings import Calls, Finding
-from distkit.events import P2P, Op, Span, State
+from distkit.events import COMPUTATION, P2P, WORLD, Op, Span, State
 from distkit.trace.calls import call
 from distkit.trace.info import hosts_if_several
 from distkit.trace.log import grouped
@@ -34,11 +37,11 @@ def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]
     yield from _used_early_findings(facts, forgotten)
     yield from _forgotten(facts, unwaited)
     yield from _nonmembers(facts)
-    yield from groups.used_after_destroy(facts)
-    yield from groups.destroyed_too_early(facts, forgotten)
-    yield from groups.leaked(facts)
+    yield from _used_after_destroy(facts)
+    yield from _destroyed_too_early(facts, forgotten)
+    yield from _leaked(facts)
     if not previous:
-        yield from groups.created_by_some(facts)
+        yield from _created_by_some(facts)
     in_backend = [] if previous else [*_in_backend(facts)]
     yield from _slow_ranks(facts, {rank for finding in in_backend for rank in finding.waiting})
     yield from in_backend
@@ -141,6 +144,85 @@ def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding
 def _async_call(span: Span) -> str:
     """Return an asynchronous call as text."""
     return f"i{call(span)}" if span.op in P2P else f"{span.op}(async_op=True)"
+
+
+# -- groups -----------------------------------------------------------------------------------
+
+
+def _leaked(facts: Evidence) -> Iterator[Finding]:
+    """Find lines that create groups repeatedly without keeping or destroying the earlier ones."""
+    lost = (s for s in facts.spans if isinstance(s.attributes.get("lost"), int))
+    for where, spans in grouped(lost, lambda s: s.where).items():
+        ranks = sorted({s.rank for s in spans})
+        yield rules.leaked_group.finding(
+            *spans,
+            culprits=ranks,
+            ranks=ranks,
+            where=where,
+            n=max(s.attributes["lost"] for s in spans) + 1,
+        )
+
+
+def _created_by_some(facts: Evidence) -> Iterator[Finding]:
+    """Find groups that only some ranks have created."""
+    world = facts.members(WORLD)
+    if not world or not all(map(facts.returned, world)):
+        return
+    created = {r: [s for s in facts.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world}
+    fewest = min(map(len, created.values()))
+    spans_by_rank = {r: calls[fewest] for r, calls in created.items() if len(calls) > fewest}
+    if not spans_by_rank:
+        return
+    absent = [r for r in world if r not in spans_by_rank]
+    yield rules.new_group_counts.finding(
+        *spans_by_rank.values(),
+        culprits=absent,
+        missing=absent,
+        calls=Calls(spans_by_rank.values()),
+        absent=absent,
+    )
+
+
+def _used_after_destroy(facts: Evidence) -> Iterator[Finding]:
+    """Find calls on groups that the calling rank has already destroyed."""
+    uses = defaultdict[tuple[str, str], dict[int, Span]](dict)
+    for s in facts.trace.spans:
+        end = facts.destroy_marks.get((s.rank, s.group))
+        if end is not None and end.seq < s.seq and s.op not in COMPUTATION and s.group != WORLD:
+            uses[end.where, s.where].setdefault(s.rank, s)
+    for (where, _), spans in uses.items():
+        yield rules.used_after_destroy.finding(
+            *spans.values(),
+            culprits=sorted(spans),
+            calls=Calls(spans.values()),
+            they="it has" if len(spans) == 1 else "they have",
+            where=where,
+        )
+
+
+def _destroyed_too_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
+    """Find groups that were destroyed before the program waited for calls on them.
+
+    Args:
+        facts: the evidence of the run.
+        forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
+    """
+    destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
+    for (rank, _), end in facts.destroy_marks.items():
+        seqs = end.attributes.get("open")
+        keys = [(rank, seq) for seq in seqs] if isinstance(seqs, tuple) else []
+        calls = [facts.by_key[key] for key in keys if key in facts.by_key and key not in forgotten]
+        if calls:
+            destroyed[end.where].append((end, calls[0]))
+    for where, pairs in destroyed.items():
+        ranks = sorted(end.rank for end, _ in pairs)
+        yield rules.destroyed_too_early.finding(
+            *(end for end, _ in pairs),
+            culprits=ranks,
+            ranks=ranks,
+            where=where,
+            call=pairs[0][1],
+        )
 
 
 # -- slow ranks --------------------------------------------------------------------------
