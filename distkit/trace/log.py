@@ -153,18 +153,13 @@ class EventLog(Sequence[Event]):
         groups = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
         return list(groups.values())
 
-    @property
-    def hosts(self) -> dict[int, str]:
-        """The host of each rank, if known."""
-        return hosts_of(self.info)
-
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``{(from, to): (messages, bytes)}`` of the point-to-point messages, by host.
 
         Collectives are not included, because the backend's transfers are not recorded.
         """
-        return traffic(self.hosts, self.pairs.sums())
+        return traffic(hosts_of(self.info), self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one row per event; see :class:`Event` for the columns. Needs pandas."""
@@ -189,7 +184,7 @@ class EventLog(Sequence[Event]):
             "host",
             "peer_host",
         ]
-        host_of = self.hosts
+        host_of = hosts_of(self.info)
         rows = [
             (
                 e.rank,
