@@ -183,8 +183,8 @@ def key_name(key: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One state transition of one operation on one rank.
+class CallRecord:
+    """The fields that an :class:`Event` and a :class:`Span` have in common.
 
     ``time`` is in seconds on a monotonic clock common to the host's processes, and
     ``nbytes`` in bytes. ``peer`` is a global rank: the other end of a point-to-point
@@ -225,10 +225,6 @@ class Event:
                                      bytes that the rank's tensors occupy there; once completed
                                      ``device_seconds``: the operation's time on the GPU
     ===============================  ============================================================
-
-    >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
-    >>> str(e.op), e.peer
-    ('send', 1)
     """
 
     rank: int
@@ -245,7 +241,6 @@ class Event:
     where: str = ""
     attributes: Mapping[str, Any] = NO_ATTRIBUTES
     match: str | None = None
-    summary: Summary | None = None
 
     label = property(label_of)
 
@@ -255,33 +250,36 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Event(CallRecord):
+    """One state transition of one operation on one rank.
+
+    ``summary`` describes the values of its tensor. For the other fields, see :class:`CallRecord`.
+
+    >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
+    >>> str(e.op), e.peer
+    ('send', 1)
+    """
+
+    summary: Summary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span(CallRecord):
     """One operation from start to completion, derived from its events.
 
     ``start`` is the time when the operation was passed to the backend; until then, the time of the
     call. ``end`` is None until it completes. ``before`` and ``after`` summarize the tensor's values
-    at start and end.
+    at start and end. For the other fields, see :class:`CallRecord`.
     """
 
-    rank: int
-    seq: int
-    op: Op
-    state: State
-    start: float
-    end: float | None
-    peer: int | None
-    group: str
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    tag: int | None
-    where: str
-    attributes: Mapping[str, Any]
-    match: str | None
-    before: Summary | None
-    after: Summary | None
+    end: float | None = None
+    before: Summary | None = None
+    after: Summary | None = None
 
-    label = property(label_of)
+    @property
+    def start(self) -> float:
+        """Time of the start [s]."""
+        return self.time
 
     @property
     def seconds(self) -> float | None:

@@ -10,7 +10,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from distkit._format import count, named, ordinal, times
-from distkit.events import Event, Span
+from distkit.events import CallRecord, Span
 from distkit.trace.calls import at, call
 from distkit.trace.log import grouped
 
@@ -140,12 +140,12 @@ def verb(ranks: Iterable[int], plural: str) -> str:
     return f"{named(ordered)} {plural if len(ordered) > 1 else singular}"
 
 
-def tensor(span: Event | Span) -> str:
+def tensor(span: CallRecord) -> str:
     """Return dtype and shape, such as "float32[10, 3]"; "" if the call has no tensor."""
     return f"{span.dtype}{list(span.shape)}" if span.dtype else ""
 
 
-def with_tensor(span: Event | Span) -> str:
+def with_tensor(span: CallRecord) -> str:
     """Return a call with its tensor, such as "all_reduce() of float32[3]"."""
     return f"{call(span)} of {tensor(span)}" if span.dtype else call(span)
 

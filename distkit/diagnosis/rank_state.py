@@ -21,9 +21,9 @@ from distkit.events import (
     P2P,
     STORES,
     WORLD,
+    CallRecord,
     Event,
     Op,
-    Span,
     State,
     _StringEnum,
 )
@@ -243,7 +243,7 @@ class WaitForGraph:
         any_source = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
         return not (all(unavailable) if any_source else sum(unavailable) > spare)
 
-    def _missing(self, e: Event | Span) -> tuple[int, ...]:
+    def _missing(self, e: CallRecord) -> tuple[int, ...]:
         """Return the ranks that have not started their part of an operation."""
         if is_server_request(e):
             return self.pending.awaited_by(e).workers
@@ -260,7 +260,7 @@ class WaitForGraph:
             return ()
         return () if self._has_partner(e) else (e.peer,)
 
-    def _possible_setters(self, e: Event | Span) -> tuple[int, ...]:
+    def _possible_setters(self, e: CallRecord) -> tuple[int, ...]:
         """Return the ranks that could set a key.
 
         These are the ranks that are not in the same wait. If there are none, they are all others.
@@ -275,18 +275,18 @@ class WaitForGraph:
         }
         return tuple(r for r in others if r not in same_wait) or tuple(others)
 
-    def can_complete(self, operation: Event | Span) -> bool:
+    def can_complete(self, operation: CallRecord) -> bool:
         """Return whether an operation can complete without waiting for another rank."""
         return not self._missing(operation)
 
-    def _has_partner(self, e: Event | Span) -> bool:
+    def _has_partner(self, e: CallRecord) -> bool:
         """Return whether the other end of a point-to-point call has started."""
         channel, side = channel_of(e.rank, e)
         calls = self._calls[channel]
         has_call = len(calls[1 - side]) > _nth(calls[side], e.seq)
         return has_call or (e.op is Op.SEND and bool(self._any_source.get(_any_source_channel(e))))
 
-    def _surplus_messages(self, e: Event | Span) -> int:
+    def _surplus_messages(self, e: CallRecord) -> int:
         """Return the number of messages left for receives from any source at this point."""
         channels = (
             calls
@@ -295,18 +295,18 @@ class WaitForGraph:
         )
         return sum(max(0, len(calls[1]) - _nth(calls[0], e.seq)) for calls in channels)
 
-    def _not_participating(self, e: Event | Span) -> Iterator[int]:
+    def _not_participating(self, e: CallRecord) -> Iterator[int]:
         """Yield the members of a group that do not participate in a collective."""
         calls = self._column(e)
         for other in self._members(e.group):
             if other != e.rank and (other not in calls or never_match(e, calls[other])):
                 yield other
 
-    def _called_other(self, e: Event | Span, other: int) -> bool:
+    def _called_other(self, e: CallRecord, other: int) -> bool:
         """Return whether another rank has already made its call at this position of the group."""
         return e.op in COLLECTIVES and e.match is None and other in self._column(e)
 
-    def _column(self, e: Event | Span) -> dict[int, Event]:
+    def _column(self, e: CallRecord) -> dict[int, Event]:
         """Return the calls of all ranks at the position of a collective in its group."""
         calls = self._calls[Channel(e.group)]
         nth = _nth(calls[e.rank], e.seq)
@@ -372,7 +372,7 @@ class WaitForGraph:
         return f"has pushed {keys([e.attributes.get('key')])} {count} of {awaited.count} times"
 
 
-def _any_source_channel(e: Event | Span) -> Channel:
+def _any_source_channel(e: CallRecord) -> Channel:
     """Return the channel of messages from any source to one rank with one tag."""
     return Channel(e.group, None, e.peer if e.op is Op.SEND else e.rank, e.tag)
 

@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, rule_of
-from distkit.events import NO_ATTRIBUTES, REQUESTS, Event, Op, Span, State
+from distkit.events import NO_ATTRIBUTES, REQUESTS, CallRecord, Event, Op, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class PendingRequests:
 
     # -- queries ----------------------------------------------------------------
 
-    def count(self, worker: int, request: Event | Span) -> int:
+    def count(self, worker: int, request: CallRecord) -> int:
         """Return how many requests of the kind that ``request`` waits for a worker has made."""
         return self._request_counts[_awaited_topic(request)][worker]
 
-    def awaited_by(self, request: Event | Span) -> Awaited:
+    def awaited_by(self, request: CallRecord) -> Awaited:
         """Return the workers that an unanswered request waits for."""
         if "mode" not in self._options or request.op not in (
             Op.REGISTER,
@@ -128,7 +128,7 @@ class PendingRequests:
             return Awaited()  # the worker's own push is unacknowledged and may be rejected
         return self._find_behind(request, self.workers, self.rule.required_clock(count))
 
-    def _find_behind(self, request: Event | Span, workers: Iterable[int], count: int) -> Awaited:
+    def _find_behind(self, request: CallRecord, workers: Iterable[int], count: int) -> Awaited:
         """Return the workers that have, or may have, made fewer than ``count`` such requests."""
         if count <= 0:
             return Awaited()
@@ -138,20 +138,20 @@ class PendingRequests:
         return Awaited(tuple(w for w in others if self.count(w, request) < count), count)
 
 
-def is_server_request(e: Event | Span) -> bool:
+def is_server_request(e: CallRecord) -> bool:
     """Return whether an event belongs to a request to the parameter server or scheduler."""
     is_barrier = e.op is Op.BARRIER and e.match is not None
     return is_barrier or (e.op in REQUESTS and e.peer is not None)
 
 
-def _topic(request: Event | Span) -> object:
+def _topic(request: CallRecord) -> object:
     """Return a request's topic: its kind for the scheduler, its kind and key for servers."""
     if request.op in (Op.REGISTER, Op.BARRIER):
         return request.op
     return request.op, request.peer, request.attributes.get("key")
 
 
-def _awaited_topic(request: Event | Span) -> object:
+def _awaited_topic(request: CallRecord) -> object:
     """Return the topic of the other workers' requests that must precede the reply."""
     return (
         (Op.PUSH, request.peer, request.attributes.get("key"))
@@ -176,12 +176,12 @@ class Keys:
             for key in _keys(e):
                 self.set.setdefault(key, e)
 
-    def missing(self, call: Event | Span) -> list[str]:
+    def missing(self, call: CallRecord) -> list[str]:
         """Return the keys that a call waits for and no rank has set."""
         return [key for key in _keys(call) if not any(map(partial(_same_key, key), self.set))]
 
 
-def _keys(request: Event | Span) -> tuple[str, ...]:
+def _keys(request: CallRecord) -> tuple[str, ...]:
     return tuple(request.attributes.get("keys", ()))
 
 

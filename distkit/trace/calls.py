@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distkit.events import (
     COLLECTIVES,
@@ -14,14 +14,14 @@ from distkit.events import (
     SPARSE,
     STORES,
     UNEVEN,
-    Event,
+    CallRecord,
     Op,
     Span,
     State,
 )
 
-#: An object with the fields of a call, such as an event or a span.
-CallRecord = Any
+if TYPE_CHECKING:
+    from distkit.trace.columns import Category
 
 
 class Channel(NamedTuple):
@@ -40,7 +40,7 @@ class Channel(NamedTuple):
         return self.group if self.src is None else f"{self.group}:{self.src}>{self.dst}:{self.tag}"
 
 
-def channel_of(rank: int, record: CallRecord) -> tuple[Channel, int]:
+def channel_of(rank: int, record: CallRecord | Category) -> tuple[Channel, int]:
     """Return the channel of a collective or point-to-point call, and its side of the channel.
 
     The n-th operation of a side matches the n-th of every other side. Each member of a group is a
@@ -55,10 +55,10 @@ def channel_of(rank: int, record: CallRecord) -> tuple[Channel, int]:
 _HAVE_SOURCE = {Op.RECV, Op.BROADCAST, Op.SCATTER}
 
 
-def call(record: CallRecord) -> str:
+def call(record: CallRecord | Category) -> str:
     """Return an operation as a call in source code.
 
-    >>> from distkit.events import State
+    >>> from distkit.events import Event, State
     >>> call(Event(2, 0, Op.RECV, State.STARTED, 0.0, peer=0, tag=7))
     'recv(src=0, tag=7)'
     >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, attributes={"keys": ("w", "b")}))
@@ -85,10 +85,10 @@ def call(record: CallRecord) -> str:
     return f"{name}({', '.join(args)})"
 
 
-def wait_of(record: CallRecord) -> str:
+def wait_of(record: CallRecord | Category) -> str:
     """Return the ``wait()`` in which a rank is blocked, if it is on a separate line; else "".
 
-    >>> from distkit.events import State
+    >>> from distkit.events import Event, State
     >>> facts = {"waits_at": "In[5]:6"}
     >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="In[5]:4", attributes=facts)
     >>> wait_of(sent)
@@ -100,10 +100,10 @@ def wait_of(record: CallRecord) -> str:
     return f"wait() of {'i' * (record.op in P2P)}{record.op}, line {line}"
 
 
-def op_name(record: CallRecord) -> str:
+def op_name(record: CallRecord | Category) -> str:
     """Return the operation's name in source code.
 
-    >>> from distkit.events import State
+    >>> from distkit.events import Event, State
     >>> facts = {"method": "get", "keys": ("ready",)}
     >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
     'store.get'
@@ -111,7 +111,7 @@ def op_name(record: CallRecord) -> str:
     return call(record).partition("(")[0] if record.op in STORES else str(record.op)
 
 
-def _request(record: CallRecord) -> str:
+def _request(record: CallRecord | Category) -> str:
     """Return a request to a parameter server as a call."""
     facts = record.attributes
     if record.op is Op.REGISTER:
@@ -154,9 +154,10 @@ _STATE_WORDS = {
 }
 
 
-def last_seen(record: Event | Span) -> str:
+def last_seen(record: CallRecord) -> str:
     """Return the last known position of a rank that ended without an exception.
 
+    >>> from distkit.events import Event
     >>> from distkit.trace.log import EventLog
     >>> trace = EventLog([Event(1, 4, Op.PUSH, State.COMPLETED, 0.0, attributes={"key": "w"})])
     >>> last_seen(trace.spans[0])
@@ -177,7 +178,7 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 # -- matching calls -----------------------------------------------------------------
 
 
-def comparable_size(record: Event | Span) -> int:
+def comparable_size(record: CallRecord) -> int:
     """Return the size [bytes] that must be equal on all ranks.
 
     For a scatter or a sparse tensor, whose number of stored elements may differ between ranks,
@@ -187,13 +188,13 @@ def comparable_size(record: Event | Span) -> int:
     return math.prod(record.shape) if uses_shape else record.nbytes
 
 
-def difference(one: Event | Span, other: Event | Span) -> str:
+def difference(one: CallRecord, other: CallRecord) -> str:
     """Return the aspect in which two ranks' calls of one collective differ, or "" if they agree.
 
     The result is "op", "members" (of a new group), "root", "dtype", "size" or "reduction". Aspects
     that cause hangs take precedence over aspects that only produce wrong values.
 
-    >>> from distkit.events import State
+    >>> from distkit.events import Event, State
     >>> one, other = (
     ...     Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0, nbytes=4 * n, shape=(n,), dtype="int32",
     ...           attributes=facts)
@@ -217,6 +218,6 @@ def difference(one: Event | Span, other: Event | Span) -> str:
     return "reduction" if attribute("reduction") != other_attribute("reduction") else ""
 
 
-def never_match(one: Event | Span, other: Event | Span) -> bool:
+def never_match(one: CallRecord, other: CallRecord) -> bool:
     """Return whether two calls never match; a different reduction only produces wrong values."""
     return difference(one, other) not in ("", "reduction")

@@ -126,7 +126,7 @@ class EventLog(Sequence[Event]):
     @cached_property
     def spans(self) -> list[Span]:
         """The operations, sorted by start time."""
-        return self.pairs.spans()
+        return [self.pairs.ops.rows[i] for i in self.pairs.ops.order.tolist()]
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:

@@ -194,16 +194,8 @@ class Operations:
         ]
         return [
             Span(
-                *(
-                    rank,
-                    seq,
-                    *parts[category][0],
-                    start,
-                    end,
-                    *parts[category][1],
-                    ids[match],
-                    *values,
-                )
+                *(rank, seq, *parts[category][0], start, *parts[category][1]),
+                *(ids[match], end, *values),
             )
             for rank, seq, category, start, end, match, values in rows
         ]
@@ -290,10 +282,6 @@ class Pairs:
         return list(zip(*(part.astype(int).tolist() for part in parts), strict=True))
 
     # -- as objects ---------------------------------------------------------------
-
-    def spans(self) -> list[Span]:
-        """Return the operations in order of their start."""
-        return [self.ops.rows[i] for i in self.ops.order.tolist()]
 
     def matches(self) -> dict[tuple[int, int], str]:
         """Return the match id of each operation, by ``(rank, seq)``."""
