@@ -48,22 +48,26 @@ class _BriefTraceback(BaseException):
 
     def _render_traceback_(self) -> list[str]:
         """Return the traceback that IPython shows."""
-        frames = traceback.extract_tb(self.__traceback__)
-        user_frames = [
-            f
-            for f in frames
-            if not f.filename.startswith(PACKAGE_PATHS)
-            and "-packages" not in f.filename
-            and not is_generated(f.filename, f.name)
-        ]
-        name = type(self).__name__
-        head = wrapped(f"{name}: {self}")
-        head = f"\x1b[31m{name}\x1b[0m{head[len(name) :]}"
-        return (
-            [f"----> {user_frames[-1].lineno} {user_frames[-1].line}\n", head]
-            if user_frames
-            else [head]
-        )
+        return brief_traceback(self)
+
+
+def brief_traceback(error: BaseException) -> list[str]:
+    """Return the user's line that caused an error, if known, and the message."""
+    user_frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(PACKAGE_PATHS)
+        and "-packages" not in f.filename
+        and not is_generated(f.filename, f.name)
+    ]
+    name = type(error).__name__
+    head = wrapped(f"{name}: {error}")
+    head = f"\x1b[31m{name}\x1b[0m{head[len(name) :]}"
+    return (
+        [f"----> {user_frames[-1].lineno} {user_frames[-1].line}\n", head]
+        if user_frames
+        else [head]
+    )
 
 
 def wrapped(text: str) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from distkit.errors import PACKAGE_PATHS, DistkitError, RankError, RunStopped
+from distkit.errors import PACKAGE_PATHS, DistkitError, RankError, RunStopped, brief_traceback
 from distkit.views.scene import figures
 
 if TYPE_CHECKING:
@@ -166,39 +166,17 @@ def _parse_ranks(words: list[str], cluster: Cluster) -> list[int] | None:
 
 
 def _with_short_errors(original: Any) -> Any:
-    """Return IPython's ``structured_traceback`` with shortened errors."""
+    """Return IPython's ``structured_traceback``, with brief tracebacks of users' mistakes."""
 
     def structured_traceback(
         kind: Any, error: Any = None, tb: TracebackType | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if isinstance(error, BaseException) and tb is not None:
-            kind, error, tb = shorten(error, tb)
+        if tb is not None:
+            line = traceback.extract_tb(tb)[-1]
+            if line.filename.startswith(PACKAGE_PATHS) and str(line.line).startswith("raise "):
+                return brief_traceback(error)  # other lines raise unexpected errors inside distkit
+            if _NO_GROUP in str(error) and _TORCH in line.filename:
+                return brief_traceback(type(error)(_NOT_A_RANK).with_traceback(tb))
         return original(kind, error, tb, *args, **kwargs)
 
     return structured_traceback
-
-
-def shorten(
-    error: BaseException, tb: TracebackType
-) -> tuple[type[BaseException], BaseException, TracebackType]:
-    """Return an error and its traceback, shortened if the mistake is in the user's code."""
-    frames = traceback.extract_tb(tb)
-    files = [frame.filename for frame in frames]
-    # the innermost line of an unexpected error inside distkit is not a raise statement
-    from_distkit = files[-1].startswith(PACKAGE_PATHS) and str(frames[-1].line).startswith("raise ")
-    from_torch = _NO_GROUP in str(error) and _TORCH in files[-1]
-    first = next(
-        (i for i, f in enumerate(files) if f.startswith(PACKAGE_PATHS) or _TORCH in f), None
-    )
-    if not (from_distkit or from_torch) or not first:
-        return type(error), error, tb
-    if from_torch:
-        error = type(error)(_NOT_A_RANK)
-    error.__cause__, error.__suppress_context__ = None, True
-    return type(error), error, _cut(tb, first)
-
-
-def _cut(tb: TracebackType, count: int) -> TracebackType:
-    """Return the ``count`` outermost frames of a traceback."""
-    inner = _cut(tb.tb_next, count - 1) if count > 1 and tb.tb_next is not None else None
-    return TracebackType(inner, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)

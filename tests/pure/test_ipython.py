@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
+import re
 from collections.abc import Callable
-from types import TracebackType
 
 import pytest
 import torch.distributed as dist
@@ -12,44 +11,44 @@ import torch.distributed as dist
 from distkit.algorithms.all_reduce.ring import ring_all_reduce
 from distkit.cluster.pickling import pack
 from distkit.cluster.plan import make_plan
-from distkit.ipython import shorten
+from distkit.ipython import _with_short_errors
 
 
 def raise_key_error() -> None:
     raise KeyError("own")
 
 
-def displayed(program: Callable[[], object]) -> tuple[str, list[str]]:
-    """Return the message, and the functions in the traceback."""
+def displayed(program: Callable[[], object]) -> str | None:
+    """Return the user's line and the message, or None if IPython shows the whole traceback."""
     with pytest.raises(BaseException) as caught:
         program()
-    tb = caught.value.__traceback__
-    assert isinstance(tb, TracebackType)
-    kind, error, tb = shorten(caught.value, tb)
-    assert isinstance(error, kind)
-    return str(error), [frame.name for frame in traceback.extract_tb(tb)]
+    show = _with_short_errors(lambda kind, error, tb: None)
+    shown: list[str] | None = show(caught.type, caught.value, caught.value.__traceback__)
+    return shown and "".join(shown)
 
 
 @pytest.mark.parametrize("program", [dist.get_rank, lambda: ring_all_reduce(1)])
 def test_call_that_needs_a_rank_raises_in_the_notebook(program: Callable[[], object]) -> None:
-    message, frames = displayed(program)
-    assert message.startswith("this runs in the notebook, which is not a rank")
-    assert set(frames) <= {"displayed", "<lambda>"}
+    shown = str(displayed(program))
+    assert re.match(r"----> \d+ (program\(\)|.*ring_all_reduce)", shown)
+    assert "this runs in the notebook, which is not a rank" in shown
 
 
 @pytest.mark.parametrize("argument", [None, 3, [1]])
 def test_result_instead_of_a_function_raises(argument: object) -> None:
-    message, frames = displayed(lambda: pack(argument, (), {}))
-    assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in message
-    assert frames == ["displayed", "<lambda>"]
+    shown = str(displayed(lambda: pack(argument, (), {})))
+    assert re.match(r"----> \d+ .*pack\(argument", shown)
+    assert "without parentheses: cluster.run(hello), not cluster.run(hello())" in " ".join(
+        shown.split()
+    )
 
 
 def test_other_exceptions_are_unchanged() -> None:
-    assert displayed(raise_key_error) == ("'own'", ["displayed", "raise_key_error"])
-    message, frames = displayed(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
-    assert "integer" in message and frames == ["displayed", "<lambda>"]
-    message, frames = displayed(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory=""))  # type: ignore[arg-type]
-    assert "unsupported operand" in message and "_check_memory" in frames  # an error in distkit
+    assert displayed(raise_key_error) is None
+    shown = displayed(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
+    assert "integer" in str(shown)
+    # an error in distkit
+    assert displayed(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory="")) is None  # type: ignore[arg-type]
 
 
 def test_oversubscription_is_reported() -> None:
