@@ -15,23 +15,18 @@ the message. IPython shows other errors as usual.
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 import warnings
 from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from distkit.errors import PACKAGE_PATHS, DistkitError, RankError, RunStopped, brief_traceback
 from distkit.views.scene import figures
-
-if TYPE_CHECKING:
-    from distkit.cluster.cluster import Cluster
-
 
 _TORCH = "-packages/torch/"
 
@@ -105,7 +100,7 @@ def _show_warning(
 _options = MagicArgumentParser(prog="%%ranks", add_help=False)
 _options.add_argument("--step", action="store_true")
 _options.add_argument("--seed", type=int)
-_options.add_argument("ranks", nargs="*")
+_options.add_argument("ranks", nargs="*", type=int)
 
 
 def ranks(line: str, cell: str) -> Any:
@@ -120,10 +115,11 @@ def ranks(line: str, cell: str) -> Any:
     cluster = latest()
     if cluster is None:
         raise UsageError("no cluster is running. Start one first: cluster = dk.Cluster(4)")
-    chosen = _parse_ranks(args.ranks, cluster)
     file = name_running_cell(f"%%ranks {line}".rstrip() + f"\n{cell}")
     try:
-        return cluster.execute("\n" + cell, chosen, step=args.step, file=file, seed=args.seed)
+        return cluster.execute(
+            "\n" + cell, args.ranks or None, step=args.step, file=file, seed=args.seed
+        )
     except SyntaxError as error:
         error.filename = line_label(f"{file}:0").rpartition(":")[0]
         raise
@@ -145,21 +141,6 @@ def _explain_name(error: RankError) -> None:
             f"{error.args[0]}\n{name} is a variable of the notebook, which ranks do not have: set "
             "it in a %%ranks cell.",
         )
-
-
-def _parse_ranks(words: list[str], cluster: Cluster) -> list[int] | None:
-    """Parse ranks such as ["0", "2"] or ["1-3"]; return None, for all ranks, if there are none."""
-    chosen: list[int] = []
-    for word in words:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
-        if not span:
-            raise UsageError(
-                f"%%ranks {' '.join(words)}: pass ranks from 0 to {cluster.plan.ranks - 1}, such "
-                "as 0,2 or 1-3"
-            )
-        chosen += span[: cluster.plan.ranks + 1]  # enough to detect a missing rank
-    return chosen or None
 
 
 # -- errors ------------------------------------------------------------------------------------

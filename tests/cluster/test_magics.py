@@ -22,7 +22,7 @@ CELLS = {
     "some": "%%ranks 0,2\ny = x + 1\nprint('only', rank)",
     "exits": "def leave():\n    exit()\n\ncluster.run(leave)",
     "unwaited": "%%ranks\n\nt = torch.ones(1)\nw = dist.all_reduce(t, async_op=True)",
-    "span": "%%ranks 1-2\nrank, x",
+    "span": "%%ranks 1 2\nrank, x",
     "missing": "%%ranks 1\ny",
     "none": "%%ranks\nx = x",
     "given": "%%ranks\nworld_size, dist.get_rank() == rank, torch.ones(1).item()",
@@ -40,9 +40,7 @@ CELLS = {
     "nobody's": "%%ranks\nnowhere",
     "no such rank": "%%ranks 7\n1",
     "negative": "%%ranks -1\n1",
-    "endless": "%%ranks 0-99999999999\n1",
     "no number": "%%ranks first\n1",
-    "backwards": "%%ranks 2-1\n1",
     "syntax": "%%ranks\nif rank\n    1",
     "step": "%%ranks --step\nt = torch.ones(2)\ndist.all_reduce(t, dist.ReduceOp.MAX)\nt[0].item()",
     "stepper": "stepper = _\n[str(s) for s in stepper.moment.rank_states]",
@@ -183,17 +181,12 @@ def test_notebook_variable_on_a_rank_is_explained(cells: dict[str, Cell]) -> Non
 
 
 def test_unknown_ranks_raise(cells: dict[str, Cell]) -> None:
-    for name in ("no such rank", "endless"):
+    for name in ("no such rank", "negative"):
         assert re.match(
-            r"ClusterError: rank \d+ does not exist: the ranks are 0 to 2\.",
+            r"ClusterError: rank -?\d+ does not exist: the ranks are 0 to 2\.",
             cells[name].error,
         )
-    for name in ("negative", "no number", "backwards"):
-        message = CELLS[name].splitlines()[0]
-        assert (
-            cells[name].usage
-            == f"UsageError: {message}: pass ranks from 0 to 2, such as 0,2 or 1-3"
-        )
+    assert "argument ranks: invalid int value: 'first'" in cells["no number"].usage
 
 
 def test_syntax_error_points_to_the_line_of_the_cell(cells: dict[str, Cell]) -> None:
