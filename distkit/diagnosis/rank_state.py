@@ -108,7 +108,8 @@ class WaitForGraph:
         self.noun = noun
         #: The ranks, without the nodes of a parameter server.
         self.ranks = range(world_size)
-        self._groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
+        #: The members of each known group.
+        self.groups: dict[str, Sequence[int]] = {WORLD: self.ranks, **(groups or {})}
         self._ends: dict[int, tuple[RankStatus, str]] = {}
         self._failures: dict[int, Event] = {}  # the failed operation of each rank
         self._latest: dict[int, Event] = {}  # the latest event of each rank
@@ -122,10 +123,6 @@ class WaitForGraph:
         self.keys = Keys()
         #: The ranks' pending requests to a parameter server.
         self.pending = PendingRequests(world_size)
-
-    def set_group(self, name: str, members: Sequence[int]) -> None:
-        """Set the members of a group."""
-        self._groups[name] = members
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
         """Record a rank's end: "returned", "released" or "died"; any other ``how`` is a failure."""
@@ -205,7 +202,7 @@ class WaitForGraph:
             return RankState(rank, RankStatus.RUNNING)
         if e.state is State.SCHEDULED:
             return RankState(rank, RankStatus.PAUSED, e)
-        waits_for = self._missing(e)
+        waits_for = self.missing(e)
         if not waits_for:
             return RankState(rank, RankStatus.RUNNING)  # all partners have arrived
         return RankState(rank, RankStatus.BLOCKED, e, waits_for, self._reason(e, waits_for))
@@ -225,7 +222,7 @@ class WaitForGraph:
 
     def stuck(self) -> list[int]:
         """Return the blocked ranks that wait only for other stuck or ended ranks."""
-        waits = {r: self._missing(e) for r in self._positions if (e := self.wait(r)) is not None}
+        waits = {r: self.missing(e) for r in self._positions if (e := self.wait(r)) is not None}
         stuck = {rank for rank, missing in waits.items() if missing}
         while unblocked := {rank for rank in stuck if self._may_continue(rank, waits[rank], stuck)}:
             stuck -= unblocked
@@ -243,7 +240,7 @@ class WaitForGraph:
         any_source = e.op is Op.STORE_WAIT or (e.op is Op.RECV and e.peer is None)
         return not (all(unavailable) if any_source else sum(unavailable) > spare)
 
-    def _missing(self, e: CallRecord) -> tuple[int, ...]:
+    def missing(self, e: CallRecord) -> tuple[int, ...]:
         """Return the ranks that have not started their part of an operation."""
         if is_server_request(e):
             return self.pending.awaited_by(e).workers
@@ -274,10 +271,6 @@ class WaitForGraph:
             if (position.op, position.attributes) == (e.op, e.attributes)
         }
         return tuple(r for r in others if r not in same_wait) or tuple(others)
-
-    def can_complete(self, operation: CallRecord) -> bool:
-        """Return whether an operation can complete without waiting for another rank."""
-        return not self._missing(operation)
 
     def _has_partner(self, e: CallRecord) -> bool:
         """Return whether the other end of a point-to-point call has started."""
@@ -314,7 +307,7 @@ class WaitForGraph:
 
     def _members(self, group: str) -> Sequence[int]:
         """Return the members of a group or, if they are unknown, the ranks that have used it."""
-        return self._groups.get(group) or sorted(self._calls[Channel(group)])
+        return self.groups.get(group) or sorted(self._calls[Channel(group)])
 
     # -- reasons ----------------------------------------------------------------
 

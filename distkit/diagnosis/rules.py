@@ -183,7 +183,6 @@ class Rule:
         culprits: Iterable[int] = (),
         waiting: Iterable[int] = (),
         missing: Iterable[int] = (),
-        hang: bool = False,
         lines: Mapping[int, str] | None = None,
         **values: object,
     ) -> Finding:
@@ -196,7 +195,6 @@ class Rule:
             culprits: see :class:`Finding`.
             waiting: see :class:`Finding`.
             missing: see :class:`Finding`.
-            hang: see :class:`Finding`.
             lines: the line of each rank, instead of the lines of ``spans``.
             values: values for the placeholders of the rule's templates.
         """
@@ -208,7 +206,6 @@ class Rule:
             tuple(waiting),
             tuple(missing),
             dict(lines_of(*spans) if lines is None else lines),
-            hang,
         )
 
 

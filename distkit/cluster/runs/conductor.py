@@ -482,7 +482,7 @@ class DeadlockWatchdog:
 
         graph = Evidence(trace).graph
         spans = [s for s in trace.spans if (s.rank, s.seq) in waits]
-        return len(spans) < len(waits) or any(graph.can_complete(s) for s in spans)
+        return len(spans) < len(waits) or not all(map(graph.missing, spans))
 
     def _is_simultaneous(self, ranks: Iterable[int]) -> bool:
         """Return True if all of these ranks waited at some instant."""

@@ -354,8 +354,7 @@ class Stepper:
 
     def _record_ends(self) -> None:
         run = self._conductor
-        for name, members in run.live.info.groups.items():
-            self._graph.set_group(name, members)
+        self._graph.groups.update(run.live.info.groups)
         for rank, end in rank_ends(list(run.outcomes.values())).items():
             self._graph.end(rank, end.how, end.text.partition("\n")[0])
 
