@@ -25,7 +25,7 @@ from distkit.errors import CompanionError, DistkitError, RunError
 from distkit.imports import load
 
 if TYPE_CHECKING:
-    from distkit.diagnosis.findings import Finding
+    from distkit.diagnosis.rules import Finding
     from distkit.trace.trace import Trace
 
 

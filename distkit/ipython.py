@@ -58,7 +58,7 @@ def show_as_html(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     # pyplot's backend for notebooks removes the formatters of Figure itself
     formatter.for_type_by_name("matplotlib.figure", "FigureBase", figures.to_html)
-    formatter.for_type_by_name("distkit.diagnosis.findings", "Finding", figures.finding_card)
+    formatter.for_type_by_name("distkit.diagnosis.rules", "Finding", figures.finding_card)
 
 
 # -- warnings ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from html import escape
 from types import ModuleType
 from typing import Any
 
-from distkit.diagnosis.findings import linked
+from distkit.diagnosis.rules import linked
 from distkit.trace.trace import Trace
 
 Answer = Callable[..., Any]

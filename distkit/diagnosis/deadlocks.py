@@ -20,15 +20,16 @@ from distkit.diagnosis.divergence import (
     unused,
 )
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import (
+from distkit.diagnosis.rules import (
     Calls,
     Finding,
+    advice,
     clauses,
     fill,
+    headline,
     lines_of,
     listed,
 )
-from distkit.diagnosis.rules import advice, headline
 from distkit.events import COLLECTIVES, P2P, WORLD, Op, Span
 from distkit.trace.awaiting import similar
 from distkit.trace.calls import at, call, keys, last_call, last_seen, raised_at

@@ -16,8 +16,8 @@ from distkit._format import RANK_NOUN, named
 from distkit.diagnosis import deadlocks, kvstore, mismatches, rules
 from distkit.diagnosis.divergence import raised_in_flight
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, fill, lines_of, verb
 from distkit.diagnosis.lint import lint_findings
+from distkit.diagnosis.rules import Calls, Finding, fill, lines_of, verb
 from distkit.events import Span
 from distkit.trace.log import EventLog, grouped
 

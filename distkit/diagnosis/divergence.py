@@ -13,9 +13,8 @@ from typing import Any
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding
 from distkit.diagnosis.program import Guard, Path, Program, Statement
-from distkit.diagnosis.rules import headline
+from distkit.diagnosis.rules import Calls, Finding, headline
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
 from distkit.trace.log import grouped

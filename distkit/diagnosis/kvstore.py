@@ -8,7 +8,7 @@ from distkit._format import ordinal, times
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import outliers
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding, listed, verb
+from distkit.diagnosis.rules import Calls, Finding, listed, verb
 from distkit.events import Op, Span
 from distkit.trace.calls import at
 from distkit.trace.log import grouped

@@ -12,7 +12,7 @@ from statistics import median
 
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import Calls, Finding
+from distkit.diagnosis.rules import Calls, Finding
 from distkit.events import COMPUTATION, P2P, WORLD, Op, Span, State
 from distkit.trace.calls import call
 from distkit.trace.info import hosts_if_several

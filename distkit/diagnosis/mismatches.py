@@ -23,7 +23,7 @@ from distkit.diagnosis.divergence import (
     shifted,
 )
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.findings import (
+from distkit.diagnosis.rules import (
     Calls,
     Finding,
     fill,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distkit._format import named
-from distkit.diagnosis.findings import with_tensor
+from distkit.diagnosis.rules import with_tensor
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,

@@ -15,7 +15,7 @@ from distkit.events import Op
 from distkit.trace.log import EventLog
 
 if TYPE_CHECKING:
-    from distkit.diagnosis.findings import Finding
+    from distkit.diagnosis.rules import Finding
 
 
 class Trace(EventLog):

@@ -19,8 +19,8 @@ import traitlets
 
 from distkit._format import aligned, count
 from distkit.diagnosis.facts import rank_states
-from distkit.diagnosis.findings import PAGES, Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus
+from distkit.diagnosis.rules import PAGES, Finding
 from distkit.errors import DistkitError
 from distkit.events import COMPUTATION, Event, Op, State
 from distkit.trace.calls import wait_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from traces import ring
 
 import distkit as dk
-from distkit.diagnosis.findings import Finding
+from distkit.diagnosis.rules import Finding
 from distkit.errors import TraceFileError
 from distkit.events import Op, State
 from distkit.trace import file as trace_file

@@ -11,8 +11,7 @@ import pytest
 
 import distkit as dk
 from distkit.cluster import Run
-from distkit.diagnosis.findings import Finding
-from distkit.diagnosis.rules import RULES
+from distkit.diagnosis.rules import RULES, Finding
 from distkit_examples.hangs import ALL, Case
 
 #: Time limit from the call to the error, with forks [s]; ten times the usual time.

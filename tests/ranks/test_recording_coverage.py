@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.cluster import Run
-from distkit.diagnosis.findings import Finding
+from distkit.diagnosis.rules import Finding
 from distkit.events import Op, Span, State
 from distkit.recording.tap import tap
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import distkit as dk
 from distkit.cluster import Run
-from distkit.diagnosis.findings import Finding
+from distkit.diagnosis.rules import Finding
 from distkit.events import Op, State
 
 

@@ -28,7 +28,7 @@ from distkit.recording.encoding import DECODE_ERRORS, encode_rows, rows_in
 from distkit.trace.info import Raising, Replacement, RunInfo
 
 if TYPE_CHECKING:
-    from distkit.diagnosis.findings import Finding
+    from distkit.diagnosis.rules import Finding
     from distkit.trace.trace import Trace
 
 #: Grace period for the other ranks to fail or finish after one has failed [s].

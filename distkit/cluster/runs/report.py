@@ -18,7 +18,7 @@ from distkit.cluster.runs.outcome import (
 )
 from distkit.diagnosis import rules
 from distkit.diagnosis.deadlocks import raised, remedy_for_end
-from distkit.diagnosis.findings import Finding, verb
+from distkit.diagnosis.rules import Finding, verb
 from distkit.errors import (
     DeadlockError,
     MismatchError,

@@ -24,7 +24,7 @@ from distkit.events import Event
 from distkit.recording import faults
 
 if TYPE_CHECKING:
-    from distkit.diagnosis.findings import Finding
+    from distkit.diagnosis.rules import Finding
     from distkit.trace.trace import Trace
     from distkit.views.timeline.view import Timeline
 

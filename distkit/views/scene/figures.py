@@ -18,7 +18,7 @@ from distkit.views.scene.theme import GRAY, GRAY_DARK, RANKS_DARK, RANKS_LIGHT, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from distkit.diagnosis.findings import Finding
+    from distkit.diagnosis.rules import Finding
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def finding_card(
         brief: whether to leave out the message.
         picture: HTML that is shown next to the finding.
     """
-    from distkit.diagnosis.findings import linked
+    from distkit.diagnosis.rules import linked
 
     by_line = grouped(sorted(finding.lines), lambda rank: finding.lines[rank])
     rows = (
