@@ -124,7 +124,6 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
     [
         (lambda kv: kv.pull("v"), "pull of 'v' needs a key that this worker has initialized"),
         (lambda kv: kv.push("v", torch.ones(2)), "needs a key that this worker has initialized"),
-        (lambda kv: kv.key_map("v"), "needs a key that this worker has initialized"),
         (lambda kv: kv.init("w", torch.ones(2)), "already initialized"),
         (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' got float32[3]"),
         (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' got 2 tensors"),

@@ -356,17 +356,9 @@ class KVStore:
 
     # -- placement and end ------------------------------------------------------
 
-    def key_map(self, keys: Keys | None = None) -> dict[Key, list[Part]]:
-        """Return the parts of each key, with the servers (numbered from 0) that hold them.
-
-        Args:
-            keys: a key or a list of keys; by default all that this worker has used.
-
-        Raises:
-            KVStoreError: a key is not initialized.
-        """
-        selected = list(self._layouts) if keys is None else key_list(keys)
-        return {k: [part for _, part in self._parts(k)] for k in selected}
+    def key_map(self) -> dict[Key, list[Part]]:
+        """Return the parts of each key, with the servers (numbered from 0) that hold them."""
+        return {k: [part for _, part in self._parts(k)] for k in self._layouts}
 
     def close(self, *, flush: bool = True) -> None:
         """Close the connections at the end of a run, by default after all pushes have arrived.
