@@ -282,7 +282,8 @@ class DistributedDataset:
         seed: int = 0,
     ) -> None:
         self._data, self.replica = open_data(data), replica
-        self._plan = make_plan(
+        #: The samples of each replica in each step of the current epoch.
+        self.plan = make_plan(
             global_batch,
             replicas,
             samples=len(self._data),
@@ -296,20 +297,15 @@ class DistributedDataset:
                 f"{replicas - 1}."
             )
 
-    @property
-    def plan(self) -> Plan:
-        """The samples of each replica in each step of the current epoch."""
-        return self._plan
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, which determines the random order."""
-        self._plan = replace(self._plan, epoch=epoch)
+        self.plan = replace(self.plan, epoch=epoch)
 
     def __len__(self) -> int:
-        return self._plan.steps
+        return self.plan.steps
 
     def __iter__(self) -> Iterator[Any]:
-        plan = self._plan
+        plan = self.plan
         for step in range(plan.steps):
             yield self._data.take(plan.rows(step, self.replica))
         self.set_epoch(plan.epoch + 1)
