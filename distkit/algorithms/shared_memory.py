@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distkit._format import named
 from distkit.algorithms.all_reduce.ring import ring_of
 from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, hosts_of
+from distkit.trace.log import grouped
 
 #: Maximum size of a rank's slot [bytes], which should stay in the cache.
 SLOT = 1 << 20
@@ -292,12 +294,8 @@ def _mismatch(signatures: list[int]) -> str:
         length, dtype = divmod(layout, len(_DTYPES))
         return f"{_OPS[op].name} of {str(_DTYPES[dtype])[6:]}[{length:,}]"
 
-    calls: dict[str, list[str]] = {}
-    for rank, number in enumerate(signatures):
-        calls.setdefault(call(number), []).append(str(rank))
-    listed = "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in calls.items()
-    )
+    calls = grouped(range(len(signatures)), lambda rank: call(signatures[rank]))
+    listed = "; ".join(f"{named(ranks)}: {text}" for text, ranks in calls.items())
     return (
         f"all_reduce of different tensors. {listed}. Pass the same shape and dtype on every rank."
     )
