@@ -182,7 +182,8 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
         remedy += rule.fill("no_sync")
     if not exits and loops and loops[0].text.startswith("while "):
         return f"{remedy}: " + rule.fill("agree")
-    remedy += rule.fill("stream" if facts.program.mentions("IterableDataset") else "batches")
+    is_stream = any("IterableDataset" in text for text in facts.trace.info.sources.values())
+    remedy += rule.fill("stream" if is_stream else "batches")
     if exits:
         return rule.fill("same_branch", exits=_joined(exits)) + rule.fill("agree") + f" {remedy}."
     return f"{remedy}." if loops else remedy + rule.fill("look_for_exits")

@@ -118,10 +118,6 @@ class Program:
         file, number = _split(where)
         return _parsed(self._sources[file]) if number and self._sources.get(file) else None
 
-    def mentions(self, name: str) -> bool:
-        """Return whether any source text contains this name."""
-        return any(name in text for text in self._sources.values())
-
     # -- conditions and exits -------------------------------------------------------
 
     def skipping_guard(self, path: Path) -> Guard | None:
