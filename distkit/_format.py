@@ -118,14 +118,14 @@ def round_step(span: float, steps: int) -> float:
     return next(k * power for k in (1.0, 2.0, 5.0, 10.0) if k * power >= raw * 0.999)
 
 
-def ticks(first: float, last: float, *, percent: bool = False) -> Iterator[tuple[float, str]]:
-    """Yield the ticks of an axis, at round times [s] or fractions, with their labels.
+def ticks(first: float, last: float) -> Iterator[tuple[float, str]]:
+    """Yield the ticks of an axis, at round times [s], with their labels.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
     """
     step = round_step(last - first, MAX_TICKS)
-    scale, unit = (100.0, "%") if percent else time_unit(last * 0.999)
+    scale, unit = time_unit(last * 0.999)
     digits = max(0, -math.floor(math.log10(step * scale) + 1e-9))
     for n in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1):
         yield n * step, "0" if n == 0 else f"{n * step * scale:.{digits}f} {unit}"
