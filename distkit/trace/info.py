@@ -132,7 +132,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         simulated: whether the run was simulated.
         seed: the seed of the ranks' random numbers.
         consistency: the consistency model of the parameter server.
-        seconds: the duration of the run.
         interrupted: whether the user interrupted it.
         ranks: the processes, including servers and the scheduler.
         dropped: number of events dropped by the bounded buffers, by rank or notebook.
@@ -163,7 +162,6 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
     simulated: bool = False
     seed: int | None = None
     consistency: Consistency = Consistency()
-    seconds: Number | None = None
     interrupted: bool = False
     ranks: dict[Rank, RankInfo] = {}
     dropped: dict[Rank | Literal["notebook"], Count] = {}

@@ -33,7 +33,6 @@ def with_all_fields(trace: Trace, **fields: Any) -> Trace:
         "replaced": [REPLACED],
         "ends": {"0": {"how": "returned", "text": "", "where": ""}, "1": END},
         "sources": {"p2p.py": "x = 1\n" * 20},
-        "seconds": 1.5,
         "until": 4712.0,
         "device": "cpu",
     }

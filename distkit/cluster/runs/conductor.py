@@ -414,7 +414,6 @@ class Conductor:
             without_values=facts("without_values"),
             unwaited={rank: [*calls] for rank, calls in facts("unwaited").items()},
             unrecorded=facts("unrecorded"),
-            seconds=self.seconds,
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
             ends=rank_ends(outcomes),
