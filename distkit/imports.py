@@ -108,15 +108,9 @@ def libraries(path: Iterable[str]) -> list[str]:
             folder, are omitted.
     """
     entries = [entry for entry in dict.fromkeys(path) if Path(entry).is_absolute()]
-    standard = [entry for entry in entries if _is_standard_library(entry)]
+    folders = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    standard = [entry for entry in entries if entry.startswith(folders)]
     return standard + [e for e in entries if e not in standard and _has_packages(Path(e))]
-
-
-def _is_standard_library(entry: str) -> bool:
-    """Return whether an entry is the standard library, its zip file or its compiled modules."""
-    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    zip_name = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    return entry in folders or Path(entry).name in (zip_name, "lib-dynload")
 
 
 def _has_packages(folder: Path) -> bool:
