@@ -106,7 +106,7 @@ class KVStore:
                 another worker, or is repeated.
         """
         values = group_by_key("init", key, value)
-        layouts = {k: Layout.from_tensor(tensors[0]) for k, tensors in values.items()}
+        layouts = {k: Layout(tuple(t.shape), dtype_name(t)) for k, (t, *_) in values.items()}
         is_initializer = self.rank == self._initializer
         self._step([*layouts], layouts.values() if is_initializer else ())
         self._requests.call(

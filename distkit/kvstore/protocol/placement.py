@@ -88,11 +88,6 @@ class Layout:
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
-    @classmethod
-    def from_tensor(cls, tensor: Tensor) -> Layout:
-        """Return the layout of a tensor."""
-        return cls(tuple(tensor.shape), dtype_name(tensor))
-
     @cached_property
     def size(self) -> int:
         """Number of elements."""

@@ -68,14 +68,6 @@ class Entry(Struct, eq=False):
         """The gradients of the current round that have arrived, by worker."""
         return self.rounds.get(self.version, {})
 
-    def take_round(self) -> list[Push]:
-        """Remove and return the gradients of the current round, ordered by worker.
-
-        The fixed order makes sums reproducible.
-        """
-        arrived = self.rounds.pop(self.version)
-        return [arrived[worker] for worker in sorted(arrived)]
-
     def has_accepted(self, push: Push) -> bool:
         """Return whether a push was accepted before.
 
@@ -218,7 +210,8 @@ class KVServer:
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
-            pushes = entry.take_round()
+            # the order of workers makes sums reproducible
+            pushes = [push for _, push in sorted(entry.rounds.pop(entry.version).items())]
             with self.update_context(entry, pushes):
                 self._apply(entry, sum_tensors([p.value for p in pushes]))
             entry.version += 1
