@@ -11,7 +11,7 @@ from typing import Any
 
 from distkit._format import named
 from distkit.diagnosis.program import Program
-from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
+from distkit.diagnosis.rank_state import RankStatus, WaitForGraph
 from distkit.events import (
     COLLECTIVES,
     COMPUTATION,
@@ -38,7 +38,7 @@ _CONSEQUENTIAL = re.compile(
 class Evidence:
     """An index of a trace's operations, with its stuck ranks.
 
-    A released rank is in the state that it had before its release.
+    In its ``graph``, a released rank is in the state that it had before its release.
     """
 
     def __init__(self, trace: EventLog) -> None:
@@ -260,8 +260,3 @@ def _was_released(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
         return (failed or end.how == "died") and _CONSEQUENTIAL.search(end.text) is not None
     return end.how == "released"
-
-
-def rank_states(trace: EventLog) -> list[RankState]:
-    """Return the state of every rank at a trace's end, or before its release."""
-    return Evidence(trace).graph.rank_states

@@ -300,19 +300,18 @@ def lines_of(*spans: Span) -> dict[int, str]:
 
 # -- errors of torch, and ends of processes ----------------------------------------------
 
-OWN_PROCESSES = (
-    "The program starts its own processes on every rank. They do not belong to the ranks' process "
-    "group, and nothing they do is recorded. Run their function with cluster.run(fn, ...) instead: "
-    "it calls fn on every rank, and fn can call dist.get_rank() and dist.get_world_size()."
-)
-
 #: Remedies, by a pattern that matches the error's text.
 _ADVICE = {
     r"^SystemExit: [^\n]*$": "Return from the function instead.",
     r"^KeyboardInterrupt: signal SIGINT$": "The signal came from outside distkit. "
     "cluster.interrupt() ends a run on all ranks.",
     r"^(ProcessRaisedException|ProcessExitedException|ChildFailedError|CalledProcessError: .*\b"
-    r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": OWN_PROCESSES,
+    r"(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun)\b)": (
+        "The program starts its own processes on every rank. They do not belong to the ranks' "
+        "process group, and nothing they do is recorded. Run their function with cluster.run(fn, "
+        "...) instead: it calls fn on every rank, and fn can call dist.get_rank() and "
+        "dist.get_world_size()."
+    ),
     r"StopIteration": "An iterator ran out of items. If it yields batches, use the same number of "
     "batches on every rank.",
     r"process group has not been initialized|world group map": "Make the call after "

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import traitlets
 
 from distkit._format import aligned, count
-from distkit.diagnosis.facts import rank_states
+from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.diagnosis.rules import PAGES, Finding
 from distkit.errors import DistkitError
@@ -185,7 +185,7 @@ def _current_remarks(run: Steppable, error: str) -> list[Json]:
     """Return the remarks for the latest moment."""
     result = remarks(error, run.findings)
     if any(r["hang"] for r in result):
-        result[0]["graph"] = wait_for_graph(rank_states(run.trace))
+        result[0]["graph"] = wait_for_graph(Evidence(run.trace).graph.rank_states)
     return result
 
 

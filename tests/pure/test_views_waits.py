@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import traces
 
-from distkit.diagnosis.facts import rank_states
+from distkit.diagnosis.facts import Evidence
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog
@@ -60,6 +60,6 @@ def test_released_ranks_are_shown_at_their_last_call():
     ]
     ends = {str(r): {"how": "released", "text": "", "where": ""} for r in (0, 1)}
     trace = EventLog(events, traces.info(world_size=2, ends=ends))
-    assert [s.waits_for for s in rank_states(trace)] == [(1,), (0,)]
-    dark_colors = ET.fromstring(themed(waits_svg(rank_states(trace))))[0].text
+    assert [s.waits_for for s in Evidence(trace).graph.rank_states] == [(1,), (0,)]
+    dark_colors = ET.fromstring(themed(waits_svg(Evidence(trace).graph.rank_states)))[0].text
     assert f"{{stroke:{WARNING_DARK}}}" in dark_colors

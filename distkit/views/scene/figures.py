@@ -141,11 +141,11 @@ def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -
         trace: the run.
         brief: whether to leave out the messages.
     """
-    from distkit.diagnosis.facts import rank_states
+    from distkit.diagnosis.facts import Evidence
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
-    states = rank_states(trace)
+    states = Evidence(trace).graph.rank_states
     drawn, summary = waits_svg(states), "; ".join(["wait-for graph", *map(str, states)])
     picture = as_picture(drawn, summary) if drawn else {"text/html": "", "text/plain": summary}
     cards = (
