@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from distkit._format import joined
 from distkit.diagnosis import rules
 from distkit.diagnosis.facts import Evidence
-from distkit.diagnosis.program import Guard, Path, Program, Statement
+from distkit.diagnosis.program import Guard, Path, Program
 from distkit.diagnosis.rules import Calls, Finding, headline
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
@@ -22,7 +23,6 @@ from distkit.trace.log import grouped
 #: Calls at one position of a group's sequence, by rank.
 Column = dict[int, Span]
 
-_MAX_EXITS = 3  # maximum number of statements listed in a message
 _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
 
 
@@ -176,7 +176,7 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     if guard is not None and guard.by_rank and not (guard.statement.is_loop or guard.is_exit):
         return guard_remedy(guard)
     remedy = rule.fill(
-        "same_number", what=f"iterations of {_joined(loops)}" if loops else "batches"
+        "same_number", what=f"iterations of {joined([*map(str, loops)])}" if loops else "batches"
     )
     if gradients and any("no_sync" in e.text for e in exits):
         remedy += rule.fill("no_sync")
@@ -185,7 +185,11 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     is_stream = any("IterableDataset" in text for text in facts.trace.info.sources.values())
     remedy += rule.fill("stream" if is_stream else "batches")
     if exits:
-        return rule.fill("same_branch", exits=_joined(exits)) + rule.fill("agree") + f" {remedy}."
+        return (
+            rule.fill("same_branch", exits=joined([*map(str, exits)]))
+            + rule.fill("agree")
+            + f" {remedy}."
+        )
     return f"{remedy}." if loops else remedy + rule.fill("look_for_exits")
 
 
@@ -195,14 +199,7 @@ def missing_call_remedy(facts: Evidence, span: Span) -> str:
         return guard_remedy(guard)
     if not (exits := facts.program.exits(path)):
         return uneven_remedy(facts, span) if facts.program.loops(path) else ""
-    return rules.divergence.fill("may_be_skipped", exits=_joined(exits))
-
-
-def _joined(exits: Iterable[Statement]) -> str:
-    texts = [str(e) for e in exits]
-    return (
-        " and ".join(texts) if len(texts) <= _MAX_EXITS else ", ".join([*texts[:_MAX_EXITS], "…"])
-    )
+    return rules.divergence.fill("may_be_skipped", exits=joined([*map(str, exits)]))
 
 
 # -- gradients ------------------------------------------------------------------------

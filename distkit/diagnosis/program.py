@@ -357,19 +357,14 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
     """Yield the loops and conditions that enclose a frame's line."""
     for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
         text, test = _describe(node, part, child)
-        if test is None or _is_certain(test):
-            continue
+        if test is None or isinstance(test, ast.Constant) or "__name__" in ast.unparse(test):
+            continue  # the outcome is the same on every rank
         yield Guard(
             Statement(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
             _names_rank(test),
         )
-
-
-def _is_certain(test: ast.AST) -> bool:
-    """Return whether a test has the same outcome on every rank."""
-    return isinstance(test, ast.Constant) or "__name__" in ast.unparse(test)
 
 
 def _line(node: ast.AST, child: ast.AST | None) -> int:
