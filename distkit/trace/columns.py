@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import LINES, STACK, Attributes, Event, Op, State, Summary, label_of
+from distkit.events import LINES, STACK, Attributes, Event, Op, State, Summary
 from distkit.trace.info import Count, Integer, Rank
 
 Ints = NDArray[np.int64]
@@ -37,11 +37,6 @@ class Category(NamedTuple):
     tag: Integer | None
     where: str
     attributes: Attributes
-
-    @property
-    def label(self) -> str:
-        """The attributes as display text."""
-        return label_of(self)
 
 
 _shared_fields = attrgetter(*Category._fields)

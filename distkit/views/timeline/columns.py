@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distkit._format import human_bytes, human_seconds
-from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op
+from distkit.events import COLLECTIVES, COMPUTATION, REQUESTS, STORES, WORLD, Op, label_of
 from distkit.trace.calls import call, op_name, wait_of
 from distkit.trace.columns import Bools, Category, Floats, Ints
 from distkit.trace.info import Traffic, hosts_if_several, traffic
@@ -321,7 +321,7 @@ def length(starts: Floats, ends: Floats) -> float:
 @lru_cache(10_000)
 def category_of(category: Category) -> Json:
     """Return the shared properties of operations as plain data; callers must not modify it."""
-    label = "buffer used before wait()" if category.op is Op.TOUCH else category.label
+    label = "buffer used before wait()" if category.op is Op.TOUCH else label_of(category)
     if category.op in STORES:  # show its arguments as in the program
         label = call(category).removesuffix(")").partition("(")[2]
     return compact(
