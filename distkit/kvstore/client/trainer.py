@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Trainer:
                 "does not have. Let the servers update the weights, or use dist_sync."
             )
         self.update_on_kvstore = update_on_kvstore
-        self._updaters: dict[tuple[int, int], Updater] = {}  # by parameter and replica
+        self._updaters: list[tuple[Tensor, Updater]] = []  # the weights of all replicas
         self._batch_size: float | None = None
 
     def step(self, batch_size: float) -> None:
@@ -108,15 +109,13 @@ class Trainer:
         if self.update_on_kvstore:
             self._store.set_optimizer(spec)
             return
-        for k, replicas in enumerate(self._params):
-            for i, w in enumerate(replicas):
-                self._updaters[k, i] = Updater(spec, w.detach().reshape(-1))
+        weights = chain.from_iterable(self._params)
+        self._updaters = [(w, Updater(spec, w.detach().reshape(-1))) for w in weights]
 
     @torch.no_grad()
     def _update(self, gradients: list[list[Tensor]]) -> None:
         """Update the weights on this worker."""
-        for (k, i), updater in self._updaters.items():
-            w, g = self._params[k][i], gradients[k][i]
+        for (w, updater), g in zip(self._updaters, chain.from_iterable(gradients), strict=True):
             w.copy_(updater.update(w.detach().reshape(-1), g.reshape(-1)).view_as(w))
 
 
