@@ -185,11 +185,6 @@ class WaitForGraph:
         """The state of every rank."""
         return [self.rank_state(rank) for rank in self.ranks]
 
-    @property
-    def settled(self) -> bool:
-        """Whether no rank runs, so nothing changes until the stepper resumes one."""
-        return all(self._state(rank).status is not RankStatus.RUNNING for rank in self.ranks)
-
     def rank_state(self, rank: int) -> RankState:
         """Return the state of a rank."""
         return replace(self._state(rank), noun=self.noun)

@@ -322,7 +322,8 @@ class Stepper:
             self._event_counts[r] == n and r in run.waiting for r, n in self._resume_counts.items()
         ):
             return run.finished  # the rank has not yet received its permit
-        return self._graph.settled or run.failed or run.finished
+        running = any(s.status is RankStatus.RUNNING for s in self._graph.rank_states)
+        return not running or run.failed or run.finished
 
     def _is_ending(self) -> bool:
         """Return True if all ranks have ended, one has failed, or the run is deadlocked."""
