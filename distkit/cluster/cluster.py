@@ -27,7 +27,7 @@ from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
-from distkit.diagnosis.diagnose import Finding
+from distkit.diagnosis.rules import Finding
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.imports import load
 from distkit.recording import faults

@@ -21,8 +21,6 @@ from distkit.diagnosis.rules import Calls, Finding, fill, lines_of, verb
 from distkit.events import Span
 from distkit.trace.log import EventLog, grouped
 
-__all__ = ["Finding", "diagnose"]
-
 
 def diagnose(trace: EventLog) -> list[Finding]:
     """Return the mistakes in a complete or partial trace, with the most important ones first.

@@ -31,7 +31,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from distkit.consistency import Asynchronous, Rule, rule_of
@@ -178,7 +177,9 @@ class Keys:
 
     def missing(self, call: CallRecord) -> list[str]:
         """Return the keys that a call waits for and no rank has set."""
-        return [key for key in _keys(call) if not any(map(partial(_same_key, key), self.set))]
+        return [
+            key for key in _keys(call) if not any(_same_key(key, set_key) for set_key in self.set)
+        ]
 
 
 def _keys(request: CallRecord) -> tuple[str, ...]:

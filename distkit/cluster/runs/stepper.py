@@ -18,8 +18,8 @@ from distkit._format import named
 from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, RankController
 from distkit.cluster.runs.outcome import rank_ends
 from distkit.cluster.runs.run import Run
-from distkit.diagnosis.diagnose import Finding
 from distkit.diagnosis.rank_state import RankState, RankStatus, WaitForGraph
+from distkit.diagnosis.rules import Finding
 from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
