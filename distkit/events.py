@@ -244,10 +244,6 @@ class CallRecord:
 
     label = property(label_of)
 
-    def __post_init__(self) -> None:
-        if type(self.attributes) is not Attributes:
-            object.__setattr__(self, "attributes", Attributes(self.attributes))
-
 
 @dataclass(frozen=True, slots=True)
 class Event(CallRecord):
@@ -261,6 +257,10 @@ class Event(CallRecord):
     """
 
     summary: Summary | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.attributes) is not Attributes:
+            object.__setattr__(self, "attributes", Attributes(self.attributes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,8 +344,8 @@ def to_table(
         np.array([codes[id(row[4]), row[1], row[2]] for row in rows], np.int64),
         np.array([clock(row[3]) for row in rows], np.float64),
         [_category(row, label) for row in shared.values()],
-        {i: row[4][-1] for i, row in enumerate(rows) if row[4][-1] is not None},
-        {i: Summary(*row[5]) for i, row in enumerate(rows) if row[5] is not None},
+        np.array([row[4][-1] for row in rows], object),
+        np.array([None if row[5] is None else Summary(*row[5]) for row in rows], object),
     )
 
 

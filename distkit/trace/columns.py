@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distkit.events import LINES, STACK, Attributes, Event, Op, State, Summary
+from distkit.events import LINES, STACK, Attributes, Event, Op, State
 from distkit.trace.info import Count, Integer, Rank
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-T = TypeVar("T")
+Objects = NDArray[np.object_]
 
 
 class Category(NamedTuple):
@@ -50,8 +49,8 @@ class Table(Sequence[Event]):
         category: each event's index into ``categories``.
         time: time of each event [s].
         categories: the distinct combinations of the shared fields.
-        match: ``{event index: match}`` of the events with a match.
-        summary: ``{event index: summary}`` of the events with values.
+        match: match of each event, or None.
+        summary: summary of each event's values, or None.
 
     >>> t = Table.from_events([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
     >>> t.time.tolist(), t[0].peer
@@ -65,8 +64,8 @@ class Table(Sequence[Event]):
         category: Ints,
         time: Floats,
         categories: Sequence[Category],
-        match: dict[int, str],
-        summary: dict[int, Summary],
+        match: Objects,
+        summary: Objects,
     ) -> None:
         self.rank, self.seq, self.category, self.time = rank, seq, category, time
         self.categories, self.match, self.summary = categories, match, summary
@@ -82,8 +81,8 @@ class Table(Sequence[Event]):
             np.array(category, np.int64),
             np.array([e.time for e in events], np.float64),
             [Category(*key) for key in codes],
-            {i: e.match for i, e in enumerate(events) if e.match is not None},
-            {i: e.summary for i, e in enumerate(events) if e.summary is not None},
+            np.array([e.match for e in events], object),
+            np.array([e.summary for e in events], object),
         )
 
     @classmethod
@@ -92,15 +91,14 @@ class Table(Sequence[Event]):
         parts = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
         category = [t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in parts]
-        starts = [*accumulate(map(len, parts[:-1]), initial=0)]
         return cls(
             np.concatenate([part.rank for part in parts]),
             np.concatenate([part.seq for part in parts]),
             np.concatenate(category),
             np.concatenate([part.time for part in parts]),
             [*codes],
-            _shift_indices([part.match for part in parts], starts),
-            _shift_indices([part.summary for part in parts], starts),
+            np.concatenate([part.match for part in parts]),
+            np.concatenate([part.summary for part in parts]),
         )
 
     def sorted(self) -> Table:
@@ -113,16 +111,14 @@ class Table(Sequence[Event]):
 
     def take(self, indices: Ints) -> Table:
         """Return a table of the events with these indices, in this order."""
-        position = np.full(len(self), -1)
-        position[indices] = np.arange(len(indices))
         return Table(
             self.rank[indices],
             self.seq[indices],
             self.category[indices],
             self.time[indices],
             self.categories,
-            _move_indices(self.match, position),
-            _move_indices(self.summary, position),
+            self.match[indices],
+            self.summary[indices],
         )
 
     @cached_property
@@ -132,16 +128,15 @@ class Table(Sequence[Event]):
             self.seq.tolist(),
             self.category.tolist(),
             self.time.tolist(),
+            self.match.tolist(),
+            self.summary.tolist(),
         )
         parts: list[tuple[Any, Any]] = [
             (category[:2], category[2:]) for category in self.categories
         ]
-        match, summary = self.match.get, self.summary.get
         return tuple(
-            Event(
-                *(rank, seq, *parts[category][0], time, *parts[category][1], match(i), summary(i))
-            )
-            for i, (rank, seq, category, time) in enumerate(zip(*columns, strict=True))
+            Event(*(rank, seq, *parts[category][0], time, *parts[category][1], match, summary))
+            for rank, seq, category, time, match, summary in zip(*columns, strict=True)
         )
 
     def lines(self) -> Iterator[str]:
@@ -164,15 +159,3 @@ class Table(Sequence[Event]):
 
     def __repr__(self) -> str:
         return repr(self._events)
-
-
-def _shift_indices(parts: list[dict[int, T]], starts: list[int]) -> dict[int, T]:
-    """Return the values of all parts, whose indices begin at ``starts``."""
-    shifted = zip(parts, starts, strict=True)
-    return {start + i: value for values, start in shifted for i, value in values.items()}
-
-
-def _move_indices(values: dict[int, T], position: Ints) -> dict[int, T]:
-    """Return values by new position, in order; values whose position is -1 are omitted."""
-    moved = zip(position[[*values]].tolist(), values.values(), strict=True)
-    return {i: value for i, value in sorted(moved, key=itemgetter(0)) if i >= 0}

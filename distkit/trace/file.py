@@ -197,8 +197,10 @@ def _encode_lines(trace: EventLog) -> Iterator[bytes]:
         _Head(format=FORMAT, version=VERSION, events=len(trace), meta=trace.info)
     )
     yield msgspec.json.encode({"categories": table.categories})
-    yield msgspec.json.encode({"match": [*table.match.items()]})
-    yield msgspec.json.encode({"summary": [[i, *_to_plain(s)] for i, s in table.summary.items()]})
+    matches = [(i, m) for i, m in enumerate(table.match) if m is not None]
+    summaries = [[i, *_to_plain(s)] for i, s in enumerate(table.summary) if s is not None]
+    yield msgspec.json.encode({"match": matches})
+    yield msgspec.json.encode({"summary": summaries})
     for name in ("rank", "seq", "category", "time"):
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
@@ -218,10 +220,13 @@ def _table(lines: Iterable[bytes]) -> Table:
         raise ValueError("field category: an event refers to a missing category")
     if (np.diff(time) < 0).any():
         raise ValueError("field time: the events are not in time order")
-    match = dict(columns.get("match", []))
-    summary = {entry[0]: _summary(entry) for entry in columns.get("summary", [])}
-    if not all(i < n for i in (*match, *summary)):
+    matches, summaries = columns.get("match", []), columns.get("summary", [])
+    matched, summarized = [i for i, _ in matches], [entry[0] for entry in summaries]
+    if not all(i < n for i in (*matched, *summarized)):
         raise ValueError("field match or summary: an entry refers to a missing event")
+    match, summary = np.full((2, n), None)
+    match[matched] = [text for _, text in matches]
+    summary[summarized] = [*map(_summary, summaries)]
     return Table(rank[:n], seq[:n], category[:n], time[:n], categories, match, summary)
 
 

@@ -126,7 +126,8 @@ class EventLog(Sequence[Event]):
     @cached_property
     def spans(self) -> list[Span]:
         """The operations, sorted by start time."""
-        return [self.pairs.ops.rows[i] for i in self.pairs.ops.order.tolist()]
+        rows, order = self.pairs.ops.rows, self.pairs.ops.order
+        return [rows[i] for i in order.tolist()]
 
     @cached_property
     def matches(self) -> dict[tuple[int, int], str]:

@@ -117,8 +117,8 @@ class Operations:
         """Number the matches: first by id, then by order."""
         ids: dict[str, int] = {}
         number = np.full(len(self._table), -1)
-        named = {i: match for i, match in self._table.match.items() if match}
-        number[[*named]] = [ids.setdefault(match, len(ids)) for match in named.values()]
+        named = np.flatnonzero(self._table.match.astype(bool))
+        number[named] = [ids.setdefault(m, len(ids)) for m in self._table.match[named].tolist()]
         first, last = number[[self.begin, self.last]]
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
@@ -176,12 +176,12 @@ class Operations:
 
     def values(self, indices: Ints) -> list[Values]:
         """Return the values of the operations' tensors before and after them."""
-        summary = self._table.summary.get
+        summary = [*self._table.summary.tolist(), None]  # index -1: no event
         # before a receive, its buffer is undefined
         begin = np.where(self.is_any_of([Op.RECV]), -1, np.stack([self._start_events, self.begin]))
         last = np.where(self.ended, self.last, -1)
         numbers = [*begin[:, indices].tolist(), last[indices].tolist()]
-        return [(summary(s) or summary(b), summary(e)) for s, b, e in zip(*numbers, strict=True)]
+        return [(summary[s] or summary[b], summary[e]) for s, b, e in zip(*numbers, strict=True)]
 
     @cached_property
     def rows(self) -> list[Span]:
@@ -193,11 +193,8 @@ class Operations:
             (category[:2], category[2:]) for category in self.categories
         ]
         return [
-            Span(
-                *(rank, seq, *parts[category][0], start, *parts[category][1]),
-                *(ids[match], end, *values),
-            )
-            for rank, seq, category, start, end, match, values in rows
+            Span(*(rank, seq, *parts[category][0], start, *parts[category][1], ids[match], end, *v))
+            for rank, seq, category, start, end, match, v in rows
         ]
 
 
