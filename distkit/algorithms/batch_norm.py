@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distkit.algorithms.collectives import copy_to_ranks, sum_of_ranks
@@ -36,9 +35,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``x``. In training mode, all ranks must call it."""
         if not self.training:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+            return super().forward(x)
         dims = [d for d in range(x.ndim) if d != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         count = x.new_tensor([x.numel() / self.num_features])

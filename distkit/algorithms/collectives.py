@@ -408,9 +408,7 @@ class _Copy(autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return sum_of_ranks(gradient, ctx.group), None
 
 
 class _Sum(autograd.Function):
