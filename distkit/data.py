@@ -498,28 +498,24 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     source, was_training = open_data(data), model.training
     samples = range(len(source))
     batches = [samples[first : first + batch] for first in samples[::batch]]
-    sums = [(0.0, 0)] * len(batches)
+    sums = [(0.0, 0)] * len(batches)  # each batch's sum of the metric and size
+    device = next((w.device for w in model.parameters()), torch.device("cpu"))
     model.eval()
     try:
         with torch.no_grad():
             for i in range(rank, len(batches), replicas):
-                sums[i] = _sum_metric(model, source.take(batches[i]), metric)
+                inputs, targets = (part.to(device) for part in source.take(batches[i]))
+                sums[i] = total(metric, model(inputs), targets).item(), len(targets)
     finally:
         model.train(was_training)
     # the rows of other replicas are 0
-    table = torch.tensor(sums, dtype=torch.float64, device=_device(model))
+    table = torch.tensor(sums, dtype=torch.float64, device=device)
     if replicas > 1:
         dist.all_reduce(table)
     metric_sum, count = table.reshape(-1, 2).sum(0).tolist()
     if not count:
         raise ValueError("There are no samples to evaluate the model on.")
     return float(metric_sum / count)
-
-
-def _sum_metric(model: nn.Module, samples: Any, metric: Metric) -> tuple[float, int]:
-    """Return the sum of a metric over a batch, and the number of samples."""
-    inputs, targets = (part.to(_device(model)) for part in samples)
-    return total(metric, model(inputs), targets).item(), len(targets)
 
 
 def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -535,10 +531,6 @@ def total(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
             "one number for each sample, for example cross_entropy(..., reduction='none')."
         )
     return scores.double().sum()
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((w.device for w in model.parameters()), torch.device("cpu"))
 
 
 # -- digits ---------------------------------------------------------------------------------------
