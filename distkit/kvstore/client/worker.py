@@ -23,9 +23,22 @@ from distkit.kvstore.client.tensors import (
     sum_devices,
     write,
 )
-from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.compression import Compression
-from distkit.kvstore.protocol.messages import INCARNATION_STRIDE, Key, Register, Reply
+from distkit.kvstore.protocol.messages import (
+    INCARNATION_STRIDE,
+    Assign,
+    AtBarrier,
+    Barrier,
+    Finished,
+    Init,
+    Key,
+    Note,
+    Pull,
+    Push,
+    Register,
+    Reply,
+    SetOptimizer,
+)
 from distkit.kvstore.protocol.optimizer import spec_of
 from distkit.kvstore.protocol.options import BIGARRAY_BOUND, StoreOptions
 from distkit.kvstore.protocol.placement import Layout, Part, dtype_name, parts_of
@@ -123,7 +136,7 @@ class KVStore:
         for node, part in self._parts(key, layout):
             shard = None if value is None else slice_part(value, part)
             fields = key, layout.shape, layout.dtype, shard, self._initializer
-            yield Call(node, messages.Init, fields)
+            yield Call(node, Init, fields)
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Send gradients to the servers, without waiting for them to arrive.
@@ -162,7 +175,7 @@ class KVStore:
                 self.traffic.sent += value.nbytes
                 version = self._versions.get((k, part.server), 0)
                 fields = k, shape, version, value, threshold, once
-                self._requests.post(Call(node, messages.Push, fields))
+                self._requests.post(Call(node, Push, fields))
 
     def _once(self, key: Key) -> tuple[int, ...]:
         """Identify the next push of a key by a function that may run again."""
@@ -201,7 +214,7 @@ class KVStore:
     def _pull(self, key: Keys, outs: _Outs | None) -> Tensor | list[Tensor] | None:
         keys = key_list(key)
         parts = {k: self._parts(k) for k in keys}
-        calls = [Call(node, messages.Pull, (k,)) for k in parts for node, _ in parts[k]]
+        calls = [Call(node, Pull, (k,)) for k in parts for node, _ in parts[k]]
         responses = iter(self._requests.call(calls))
         self._requests.check(parts)
         values = {k: [self._value(k, p, next(responses)) for _, p in parts[k]] for k in parts}
@@ -318,15 +331,13 @@ class KVStore:
         spec = spec_of(optimizer, options)
         fields = spec.name, dict(spec.options), replace, tuple(keys)
         self._step([])
-        self._requests.call([Call(s, messages.SetOptimizer, fields) for s in self._servers])
+        self._requests.call([Call(s, SetOptimizer, fields) for s in self._servers])
 
     def _assign(self, key: Key, value: Tensor) -> None:
         """Replace a value and reset its optimizer state."""
         flat = host_copy(value)
         parts = self._parts(key)
-        self._requests.call(
-            [Call(n, messages.Assign, (key, slice_part(flat, p))) for n, p in parts]
-        )
+        self._requests.call([Call(n, Assign, (key, slice_part(flat, p))) for n, p in parts])
 
     def barrier(self) -> None:
         """Wait until every worker calls it and this worker's pushes have arrived.
@@ -337,8 +348,8 @@ class KVStore:
         self._requests.flush()
         self._step([])
         if self.options.on_crash == "replace":  # servers stop waiting for gradients of this worker
-            self._requests.call([Call(s, messages.AtBarrier, ()) for s in self._servers])
-        call = Call(self._scheduler, messages.Barrier, (self._barriers,))
+            self._requests.call([Call(s, AtBarrier, ()) for s in self._servers])
+        call = Call(self._scheduler, Barrier, (self._barriers,))
         (reply,) = self._requests.call([call])
         self._barriers = reply.version
 
@@ -351,7 +362,7 @@ class KVStore:
             name: the name, shared by the workers of this run.
             text: the text to store, or None to read the stored text, which is "" by default.
         """
-        (response,) = self._requests.call([Call(self._scheduler, messages.Note, (name, text))])
+        (response,) = self._requests.call([Call(self._scheduler, Note, (name, text))])
         return str(response.text)
 
     # -- placement and end ------------------------------------------------------
@@ -373,7 +384,7 @@ class KVStore:
                 self._requests.flush()
                 if self.options.on_crash == "replace":
                     nodes = [*self._servers, self._scheduler]
-                    self._requests.call([Call(n, messages.Finished, ()) for n in nodes])
+                    self._requests.call([Call(n, Finished, ()) for n in nodes])
         finally:
             self._requests.close()
 
