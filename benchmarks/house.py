@@ -26,11 +26,11 @@ class Line(NamedTuple):
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
-    "distkit": Line(869, 900),
-    "distkit/algorithms": Line(1_092, 1_300),
+    "distkit": Line(826, 900),
+    "distkit/algorithms": Line(1_089, 1_300),
     "distkit/cluster": Line(3_094, 3_000),
-    "distkit/diagnosis": Line(1_738, 1_800),
-    "distkit/kvstore": Line(1_641, 1_700),
+    "distkit/diagnosis": Line(1_703, 1_800),
+    "distkit/kvstore": Line(1_633, 1_700),
     "distkit/recording": Line(1_539, 1_600),
     "distkit/trace": Line(913, 700),
     "distkit/views": Line(3_651, 3_800),
