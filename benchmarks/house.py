@@ -32,7 +32,7 @@ LINES = {
     "distkit/diagnosis": Line(1_703, 1_800),
     "distkit/kvstore": Line(1_633, 1_700),
     "distkit/recording": Line(1_539, 1_600),
-    "distkit/trace": Line(913, 700),
+    "distkit/trace": Line(901, 700),
     "distkit/views": Line(3_651, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_examples": Line(351, 320),
@@ -42,7 +42,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_692, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_664, 16_000),
+    "tests": Line(16_657, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -50,10 +50,10 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(14_537, 15_000),
-    "the whole product": Line(24_998, 25_000),
+    "all of distkit": Line(14_436, 15_000),
+    "the whole product": Line(24_897, 25_000),
     "lines of JavaScript": Line(4_012, 4_300),
-    "files in distkit": Line(147, 150),
+    "files in distkit": Line(145, 150),
     "names at the top level": Line(27, 23),
 }
 
