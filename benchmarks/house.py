@@ -30,7 +30,7 @@ LINES = {
     "distkit/algorithms": Line(1_089, 1_300),
     "distkit/cluster": Line(3_094, 3_000),
     "distkit/diagnosis": Line(1_703, 1_800),
-    "distkit/kvstore": Line(1_633, 1_700),
+    "distkit/kvstore": Line(1_637, 1_700),
     "distkit/recording": Line(1_539, 1_600),
     "distkit/trace": Line(901, 700),
     "distkit/views": Line(3_651, 3_800),
@@ -40,9 +40,9 @@ LINES = {
     "companions/distkit_hosts": Line(3_184, 3_200),
     "companions/distkit_parallel": Line(576, 600),
     "companions/distkit_simulation": Line(1_316, 1_400),
-    "companions/distkit_strategies": Line(1_692, 1_700),
+    "companions/distkit_strategies": Line(1_691, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_657, 16_000),
+    "tests": Line(16_693, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -50,8 +50,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(14_436, 15_000),
-    "the whole product": Line(24_897, 25_000),
+    "all of distkit": Line(14_440, 15_000),
+    "the whole product": Line(24_900, 25_000),
     "lines of JavaScript": Line(4_012, 4_300),
     "files in distkit": Line(145, 150),
     "names at the top level": Line(27, 23),

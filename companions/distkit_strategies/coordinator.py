@@ -19,7 +19,6 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -482,8 +481,8 @@ class _FunctionRunner:
 
 
 def _endpoint(node: kvstore.Node) -> str:
-    """Return worker 0's endpoint for workers on its host, which differs between runs."""
-    return f"ipc://{node.folder}/co{zlib.crc32(repr(node.keys).encode())}"
+    """Return worker 0's endpoint for workers on its host."""
+    return f"ipc://{node.folder}/{node.run}-coordinator"
 
 
 @contextmanager

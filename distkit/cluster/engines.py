@@ -43,7 +43,7 @@ class Engines(Ranks):
 
     def start(self) -> None:
         """Start the controller and the engines and wait until all have registered."""
-        self._store, self.servers = f"store-{secrets.token_hex(4)}", {}
+        self._name, self.servers = f"run-{secrets.token_hex(4)}", {}
         for fork in {server(), *(host.server for host in self.hosts)}:
             fork.preload("distkit.cluster.processes.roles:preload_engines")
         controller = {

@@ -56,6 +56,16 @@ def test_other_workers_continue_without_a_dead_worker(cluster, mode: str, option
     assert cluster.run(push_ones, mode).results == [100, 100]
 
 
+def files_of_runs() -> list[str]:
+    folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+    return [path.name for path in folder.glob("run-*")]
+
+
+def test_sockets_are_removed_after_the_run(cluster) -> None:
+    first, second = (cluster.run(files_of_runs).results[0] for _ in range(2))
+    assert first and second and not {*first} & {*second}
+
+
 def push_for_a_while(flag: str, rounds: int = 200, **options) -> list[float]:
     """Push for some rounds, while the test kills a process."""
     kv = kvstore.create("dist_async", **options)

@@ -12,10 +12,8 @@ from msgspec.structs import fields
 from distkit.kvstore.protocol import messages as m
 from distkit.kvstore.protocol.options import MODES, ON_CRASH, StoreOptions
 from distkit.kvstore.protocol.placement import DTYPES
-from distkit.kvstore.protocol.wire import decode, encode
-from distkit.kvstore.transport.memory import LARGE, Exchange, Pool
+from distkit.kvstore.protocol.wire import LARGE, decode, encode
 
-POOL = Pool()
 KEYS = st.integers(-(2**63), 2**63 - 1) | st.text()
 COUNTS = st.integers(0, 2**40)
 SHAPES = st.lists(COUNTS, max_size=4).map(tuple)
@@ -92,7 +90,8 @@ def bits(value: object) -> object:
 
 
 def sent_and_decoded(*messages: m.Message) -> list[m.Message]:
-    return decode([memoryview(bytearray(frame)) for frame in encode(*messages)]).messages
+    header, body = encode(*messages)
+    return decode(memoryview(bytearray(header)), b"".join(body)).messages
 
 
 @given(st.lists(MESSAGES, max_size=4))
@@ -110,36 +109,23 @@ def large(n: int = LARGE) -> m.Push:
 
 def test_large_tensors_are_not_copied() -> None:
     push = large()
-    frames = encode(push)
+    header, (body,) = encode(push)
     push.value[3] = 42.0
-    assert decode(frames).messages[0].value.data_ptr() == push.value.data_ptr()
+    assert decode(header, body).messages[0].value.data_ptr() == push.value.data_ptr()
+
+
+def test_several_large_tensors_share_one_body() -> None:
+    header, body = encode(large(), large(LARGE + 5))
+    values = [message.value for message in decode(header, b"".join(body)).messages]
+    assert [v.tolist() for v in values] == [list(range(n)) for n in (LARGE, LARGE + 5)]
 
 
 def test_unaligned_tensor_is_copied_to_an_aligned_address() -> None:
-    header, payload = encode(large())
-    buffer = bytearray(len(payload) + 8)
+    header, (body,) = encode(large())
+    buffer = bytearray(len(body) + 8)
     for offset in range(8):
-        view = memoryview(buffer)[offset : offset + len(payload)]
-        view[:] = payload
-        value = decode([header, view]).messages[0].value
+        view = memoryview(buffer)[offset : offset + len(body)]
+        view[:] = body
+        value = decode(header, view).messages[0].value
         assert value[:3].tolist() == [0, 1, 2]
         assert value.data_ptr() % 4 == 0
-
-
-def test_shared_memory_is_not_copied_into_the_message() -> None:
-    pool = Pool()
-    sender, receiver = Exchange(pool), Exchange(pool)
-    value = pool.empty(LARGE, torch.float32).fill_(7)
-    frames = encode(m.Push(0, 0, "w", (LARGE,), 0, value[10:]), exchange=sender)
-    assert len(frames) == 1
-    (push,) = decode(frames, receiver).messages
-    assert push.value.shape == (LARGE - 10,)
-    assert push.value.sum() == 7 * (LARGE - 10)
-    assert receiver.returned_loans() == []
-    del push
-    (loan,) = receiver.returned_loans()
-    address = value.data_ptr()
-    del value
-    assert pool.empty(LARGE, torch.float32).data_ptr() != address
-    sender.take_back([loan])
-    assert pool.empty(LARGE, torch.float32).data_ptr() == address

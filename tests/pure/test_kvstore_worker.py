@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,11 @@ from distkit.recording import recorder
 from distkit.trace.trace import Trace
 
 
+def _round_trip(messages: Sequence[Message]) -> list[Any]:
+    header, body = encode(*messages)
+    return decode(header, b"".join(body)).messages
+
+
 class Servers:
     """Servers 1, 2, … of one worker; messages are encoded as on the wire."""
 
@@ -40,10 +46,10 @@ class Servers:
     def send(self, node: int, requests: Sequence[Request], to: int) -> None:
         self.requests += [(to, type(request).__name__) for request in requests]
         self.batches += 1
-        for sent in decode([bytearray(f) for f in encode(*requests)]).messages:
+        for sent in _round_trip(requests):
             assert isinstance(sent, Request)
             responses = self.nodes[to].handle(sent)
-            self._responses += decode([bytearray(f) for f in encode(*responses)]).messages
+            self._responses += _round_trip(responses)
 
     def receive(self, *, wait: bool) -> list[Message]:
         assert self._responses or not wait, "receive would wait forever"

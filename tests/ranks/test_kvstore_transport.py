@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from kvstore_nodes import WAIT, Nodes, forks, send_random_bytes, start_nodes, wait_until
+from kvstore_nodes import Nodes, forks, send_random_bytes, start_nodes, wait_until
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
-from distkit.kvstore.transport import memory
+from distkit.kvstore.protocol.wire import LARGE
 from distkit.kvstore.transport.node import new_keys
 
 
@@ -25,18 +23,18 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture
 def pair(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and a server with CURVE keys."""
-    with start_nodes(2, 1, keys=new_keys()) as nodes:
+    """2 workers and a server."""
+    with start_nodes(2, 1) as nodes:
         yield nodes
 
 
-# -- shared memory ------------------------------------------------------------------
+# -- large tensors ------------------------------------------------------------------
 
 
 def large(kv: KVStore) -> list[bool]:
     """Return for several rounds whether all pulled tensors are bitwise correct."""
     names = ["float16", "float32", "float64", "int64", "complex64", "uint8"]
-    n = memory.LARGE
+    n = LARGE
     zeros = [torch.zeros(n, dtype=getattr(torch, name)) for name in names]
     kv.init(names, zeros)
     correct = []
@@ -58,24 +56,6 @@ def test_large_tensors_arrive_unchanged(pair: Nodes) -> None:
     assert pair.run("dist_sync", large) == [[True] * 5] * 2
 
 
-def dies_with_large_tensors(kv: KVStore) -> None:
-    kv.init("w", torch.zeros(1_000_000))
-    kv.push("w", torch.ones(1_000_000))
-    kv.pull("w")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_killed_worker_leaves_no_memory_behind(pair: Nodes) -> None:
-    before = set(Path("/dev/shm").glob("*")) if Path("/dev/shm").exists() else set()
-    pair.begin("dist_sync", dies_with_large_tensors)
-    for worker in (0, 1):
-        pair.processes[worker].join(WAIT)
-        pair.start("worker", worker)
-    assert pair.run("dist_sync", large) == [[True] * 5] * 2
-    wait_until(lambda: set(Path("/dev/shm").glob("*")) <= before)  # other processes also use it
-    assert {path.name for path in Path(pair.folder).iterdir()} == {"kv2", "kv3"}
-
-
 # -- access control ------------------------------------------------------------------
 
 
@@ -92,19 +72,24 @@ def adds_up(kv: KVStore) -> float:
 def test_random_bytes_have_no_effect(pair: Nodes) -> None:
     pair.begin("dist_async", adds_up)
     for node in (2, 3):
-        send_random_bytes(Path(pair.folder, f"kv{node}"), 300)
+        send_random_bytes(Path(pair.folder, f"run-kv{node}"), 300)
     assert [pair.result(0), pair.result(1)] == [200, 200]
 
 
 @pytest.mark.parametrize("keys", [None, new_keys()], ids=["no keys", "other keys"])
-def test_worker_with_wrong_keys_gets_no_reply_and_others_continue(
-    pair: Nodes, keys: tuple[str, str] | None
+def test_worker_of_another_host_gets_no_reply_without_the_keys(
+    keys: tuple[str, str] | None, tmp_path: Path
 ) -> None:
-    pair.lines[0].close()
-    pair.processes[0].join(WAIT)
-    pair.start("worker", 0, keys=keys)
-    pair.begin("dist_async", adds_up, only=[0])
-    assert not pair.lines[0].poll(0.5)
-    pair.processes[0].kill()
-    pair.start("worker", 0)
-    assert pair.run("dist_async", adds_up) == [200, 200]
+    with start_nodes(2, 1, keys=new_keys(), address="127.0.0.1") as nodes:
+        nodes.begin("dist_async", adds_up, only=[1])
+        listening = Path(nodes.folder, "listening")
+        wait_until(listening.exists)
+        other_host = {"folder": str(tmp_path), "scheduler_endpoint": listening.read_text()}
+        nodes.processes.pop(0).kill()
+        nodes.start("worker", 0, **{"keys": keys, **other_host})
+        nodes.begin("dist_async", adds_up, only=[0], join=True)
+        assert not nodes.lines[0].poll(0.5)
+        nodes.processes.pop(0).kill()
+        nodes.start("worker", 0, **other_host)
+        nodes.begin("dist_async", adds_up, only=[0], join=True)
+        assert [nodes.result(0), nodes.result(1)] == [200, 200]

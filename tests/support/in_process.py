@@ -131,5 +131,6 @@ class _Link:
 
 def _round_trip(message: Message) -> tuple[Message, int]:
     """Encode and decode a message; return the result and the encoded size [bytes]."""
-    frames = [memoryview(bytearray(frame)) for frame in encode(message)]
-    return decode(frames).messages[0], sum(map(len, frames))
+    header, body = encode(message)
+    received = bytearray(b"".join(body))
+    return decode(header, received).messages[0], len(header) + len(received)

@@ -64,6 +64,7 @@ def serve(node: Node, line: Connection, record: bool) -> None:
     """Run a server or the scheduler; a second thread handles the test's commands."""
     _set_recording(node, "record" if record else "stop")
     service = kvstore.Service(node)
+    service.report = lambda kind, data: Path(node.folder, kind).write_text(str(data))
 
     def handle(command: Any) -> None:
         if isinstance(command, tuple):  # a process has exited
@@ -137,13 +138,16 @@ class Nodes:
     def restart_servers(self, record: bool) -> None:
         """Stop the servers and the scheduler of the last run, and start new ones."""
         self.end([n for n in self.processes if n >= self.workers])
+        for path in Path(self.folder).glob("run-*"):
+            path.unlink()
         self.start("scheduler", 0, record)
         for i in range(self.servers):
             self.start("server", i, record)
 
     def start(self, role: str, index: int, record: bool = False, **other: Any) -> int:
-        fields = {"workers": self.workers, "servers": self.servers} | self.others | other
-        node = Node(role, index, folder=self.folder, **fields)
+        fields: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
+        fields |= {"folder": self.folder} | self.others | other
+        node = Node(role, index, **fields)
         mine, theirs = CONTEXT.Pipe()
         target = work if role == "worker" else serve
         process = CONTEXT.Process(target=target, args=(node, theirs, record), daemon=True)

@@ -257,7 +257,7 @@ class RemoteHost(ProcessHost):
         error = max(clock.error_at(since), clock.error_at(until))
         return clock.to_local_time(since) + error, clock.to_local_time(until) - error
 
-    def remove_store(self, name: str) -> None:
+    def remove_files(self, name: str) -> None:
         """Delete the values in the stores of a run."""
         self.store.forget(name)
 

@@ -76,8 +76,8 @@ class ProcessHost:
         """Convert an interval to this machine's clock, shortened by the maximum error."""
         return since, until
 
-    def remove_store(self, name: str) -> None:
-        """Remove the rendezvous stores of a run."""
+    def remove_files(self, name: str) -> None:
+        """Remove the rendezvous stores and the servers' sockets of a run."""
         with suppress(OSError):  # the folder was removed
             for file in Path(self.folder).glob(f"{name}-*"):
                 file.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class Ranks(RankController):
         self.run: Conductor | None = None
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
-        self._store = f"store-{number}"
+        self._name = f"run-{number}"  # its files start with it
         #: Whether :meth:`close` was called, and whether all nodes have registered.
         self._closed = self._registered = False
         self._keys: tuple[str, str] | None = None  # public and secret, of the servers
@@ -140,13 +140,13 @@ class Ranks(RankController):
         """
         self._port = free_port()
         if self.servers:
-            from distkit.kvstore.transport.node import new_keys
-
-            self._keys = new_keys()
             for host in self.hosts:  # an import by each process would be slower
                 host.server.preload("distkit.kvstore.client.worker")
             scheduler = max(self.servers)
             if self.hosts[0].address:  # other machines need its endpoint
+                from distkit.kvstore.transport.node import new_keys
+
+                self._keys = new_keys()
                 self._fork([scheduler])
                 self._wait_for_scheduler(self.children[scheduler])
             self._fork(self.servers.keys() - self.children.keys())
@@ -189,6 +189,7 @@ class Ranks(RankController):
             incarnation=incarnation,
             address=host.address,
             scheduler_endpoint=self._endpoint.result() if is_known else "",
+            run=self._name,
         )
 
     def _wait_for_scheduler(self, child: Child) -> None:
@@ -213,7 +214,7 @@ class Ranks(RankController):
             device=plan.devices[r],
             threads=plan.threads,
             name=f"{self.kind}-{r}",
-            store=self._store,
+            store=self._name,
             **{"port": self._port, **self.host(r).spec_fields(r, self.hosts)},
         )
 
@@ -330,11 +331,11 @@ class Ranks(RankController):
             self._flushed.acquire(timeout=timeout)
 
     def close(self, timeout: float = KILL_TIMEOUT) -> None:
-        """Kill all processes, wait up to ``timeout`` seconds for each, and remove their stores."""
+        """Kill all processes, wait up to ``timeout`` seconds for each, and remove their files."""
         self._closed = True
         shut_down(self.children.values(), timeout)
         for host in self.hosts:
-            host.remove_store(self._store)
+            host.remove_files(self._name)
 
     # -- messages ---------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from distkit.errors import KVStoreError
 from distkit.kvstore.protocol.messages import Key
 from distkit.kvstore.protocol.optimizer import sum_tensors
 from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
-from distkit.kvstore.transport.memory import empty
 
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"
@@ -84,9 +83,7 @@ def _tensors(action: str, key: Key, value: Any) -> list[Tensor]:
 
 def host_copy(tensor: Tensor) -> Tensor:
     """Return a flat copy in host memory, so that the caller may change its tensor."""
-    copy = empty(tensor.numel(), tensor.dtype)
-    copy.view(tensor.shape).copy_(tensor.detach())
-    return copy
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format).view(-1)
 
 
 def concatenate(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,6 @@ from msgspec import to_builtins
 from torch import Tensor
 
 from distkit.errors import KVStoreError
-from distkit.kvstore.transport.memory import empty_like
 
 #: MXNet's names of torch's options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
@@ -53,7 +52,7 @@ class _SGD(torch.optim.Optimizer):
             if self._momentum is None:
                 self._momentum = torch.zeros_like(w)
             g, scale = self._momentum.mul_(group["momentum"]).add_(g, alpha=scale), 1
-        weight.data = torch.add(w, g, alpha=scale, out=empty_like(w))
+        weight.data = torch.add(w, g, alpha=scale)
 
 
 _TORCH: dict[str, Any] = {
@@ -196,9 +195,9 @@ class Updater:
         w = value if self._master is None else self._master
         g = gradient if gradient.dtype is w.dtype else gradient.to(w.dtype)
         if (scale := self.spec.options.get("rescale_grad", 1)) != 1:
-            g = torch.mul(g, scale, out=empty_like(g))
+            g = torch.mul(g, scale)
         weight = self._weight
-        weight.data, weight.grad = empty_like(w).copy_(w) if self._in_place else w, g
+        weight.data, weight.grad = w.clone() if self._in_place else w, g
         self._optimizer.step()
         weight.grad = None
         if self._master is not None:
@@ -231,7 +230,7 @@ def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
         return first
     if first.dtype in NARROW:
         first, *others = (t.float() for t in tensors)
-    total: Tensor = torch.add(first, others[0], out=empty_like(first))
+    total: Tensor = torch.add(first, others[0])
     for t in others[1:]:
         total += t
     return total

@@ -1,14 +1,13 @@
 """Messages as bytes: a MessagePack header, then the memory of the large tensors.
 
-The first frame of a batch is the header, with the bytes of its small tensors. Each large tensor has
-a separate frame, which is not copied. Nothing is pickled, and no received data is executed.
+The header contains the small tensors. Nothing is pickled, and no received data is executed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+import warnings
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.msgpack import Decoder, Encoder
@@ -17,9 +16,9 @@ from torch import Tensor
 from distkit.kvstore.protocol import messages
 from distkit.kvstore.protocol.messages import Message
 from distkit.kvstore.protocol.placement import DTYPES, dtype_name
-from distkit.kvstore.transport.memory import LARGE, Exchange, from_buffer
 
-Frame: TypeAlias = "bytes | memoryview"
+#: Minimum size of a tensor that is sent without copying it into the header [bytes].
+LARGE = 1 << 16
 
 #: All types of messages that are sent.
 _AnyMessage = (
@@ -45,84 +44,68 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``server`` is the addressed server, although its backup may respond; ``returned_loans`` are the
-    numbers of returned loans (:mod:`.memory`).
+    ``server`` is the addressed server, although its backup may respond.
     """
 
     server: int
-    returned_loans: list[int]
     messages: list[_AnyMessage]
 
 
-_NO_EXCHANGE = Exchange(None)
-
-
-def encode(*messages: Message, exchange: Exchange = _NO_EXCHANGE, server: int = 0) -> list[Frame]:
-    r"""Encode messages as one or more frames.
+def encode(*messages: Message, server: int = 0) -> tuple[bytes, list[memoryview]]:
+    r"""Return messages to one node as a header, and the memory of the large tensors.
 
     Args:
-        messages: the messages to one node.
-        exchange: lends tensors to that node; by default all of them are sent.
+        messages: the messages.
         server: the addressed server.
 
     >>> encode(messages.Pull(1, 2, "w"))
-    [b'\x93\x00\x90\x91\x94\xa4Pull\x01\x02\xa1w']
+    (b'\x92\x00\x91\x94\xa4Pull\x01\x02\xa1w', [])
     """
-    large_frames: list[Frame] = []
+    large: list[memoryview] = []
 
-    def enclose(tensor: Any) -> list[Any]:
-        """Return a tensor's memory for the header, or put it into the next frame."""
-        name = dtype_name(tensor)
-        if (address := exchange.lend(tensor)) is not None:
-            return [name, *address]
-        array: Any = tensor.view(torch.uint8).numpy()  # NumPy has no bfloat16
-        if tensor.nbytes < LARGE:
-            return [name, memoryview(array)]
-        large_frames.append(memoryview(array))
-        return [name]
+    def enclose(tensor: Any) -> tuple[str, memoryview | int]:
+        """Return a tensor's memory for the header, or its size if it follows the header."""
+        array = memoryview(tensor.view(torch.uint8).numpy())  # NumPy has no bfloat16
+        if array.nbytes < LARGE:
+            return dtype_name(tensor), array
+        large.append(array)
+        return dtype_name(tensor), array.nbytes
 
-    content = server, exchange.returned_loans(), messages
-    return [Encoder(enc_hook=enclose).encode(content), *large_frames]
+    return Encoder(enc_hook=enclose).encode((server, messages)), large
 
 
-def decode(frames: Sequence[Frame], exchange: Exchange = _NO_EXCHANGE) -> Batch:
-    """Decode the messages in frames; large tensors use the frames' memory, or borrowed memory.
-
-    Args:
-        frames: the result of :func:`encode`.
-        exchange: opens borrowed memory.
+def decode(header: Any, body: Any = b"") -> Batch:
+    """Decode a header and the memory of the large tensors, which the tensors share.
 
     Raises:
-        PeerMemoryLost: A tensor is in the memory of a process that has exited.
+        msgspec.MsgspecError: the data is not a batch of messages.
     """
-    header, *_reader.large_frames = frames
-    _reader.exchange = exchange
-    batch: Batch = _reader.decoder.decode(header)
-    exchange.take_back(batch.returned_loans)
-    return batch
+    _reader.body = memoryview(body)
+    return _reader.decoder.decode(header)
 
 
 class _Reader(threading.local):
-    """The decoder of a thread, with the large tensors of the frames that it decodes."""
+    """The decoder of a thread, with the memory of the large tensors that are not decoded yet."""
 
     def __init__(self) -> None:
-        self.large_frames: list[Frame] = []
-        self.exchange = _NO_EXCHANGE
+        self.body = memoryview(b"")
         self.decoder = Decoder(Batch, dec_hook=self._tensor)
 
-    def _tensor(self, kind: type, encoded: Any) -> Tensor:
-        """Return a tensor from the header, the next large frame, or borrowed memory."""
-        name, *address = encoded
+    def _tensor(self, kind: type, encoded: tuple[str, Any]) -> Tensor:
+        name, data = encoded
         dtype = DTYPES[name]
-        if not address:
-            data: Any = self.large_frames.pop(0)
-        elif isinstance(address[0], bytes):
-            (data,) = address
-        else:
-            data = self.exchange.borrow(address)
-        tensor = from_buffer(data, dtype)
-        is_aligned = tensor.data_ptr() % dtype.itemsize == 0  # frames may be unaligned
+        if isinstance(data, int):
+            size = data
+            data, self.body = self.body[:size], self.body[size:]
+        if not data:
+            return torch.empty(0, dtype=dtype)
+        tensor = torch.frombuffer(data, dtype=dtype)
+        is_aligned = tensor.data_ptr() % dtype.itemsize == 0
         return tensor if is_aligned else tensor.clone()
 
 
 _reader = _Reader()
+
+with warnings.catch_warnings():  # torch warns once that memory may be read-only
+    warnings.simplefilter("ignore", UserWarning)
+    torch.frombuffer(b"0", dtype=torch.uint8)

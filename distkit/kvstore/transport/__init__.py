@@ -1,1 +1,1 @@
-"""Transport of requests: sockets, shared memory, the nodes of a cluster."""
+"""Transport of requests: connections, and the nodes of a cluster."""

@@ -1,8 +1,8 @@
-"""The identity of a process in a cluster, and its sockets.
+"""The identity of a process in a cluster, and its ZeroMQ sockets.
 
-On one host, sockets are ``ipc://`` files in the cluster's folder, which only its user can access.
-Between hosts, they are ports on the one interface that reaches the other hosts. If the cluster has
-keys (CurveZMQ), a process without them cannot connect.
+On one host, sockets are files in the cluster's folder, which only its user can access. Between
+hosts, they are ports on the one interface that reaches the other hosts, and a process without the
+cluster's keys (CurveZMQ) cannot connect.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Node:
         incarnation: number of earlier processes of this node.
         address: the address of this host's interface to the other hosts, if there are any.
         scheduler_endpoint: the scheduler's endpoint, if it is on another host.
+        run: the name of the run, unique in the folder.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
     5
@@ -45,6 +46,7 @@ class Node:
     incarnation: int = 0
     address: str = ""
     scheduler_endpoint: str = ""
+    run: str = "run"
 
     @property
     def id(self) -> int:
@@ -70,7 +72,11 @@ class Node:
         """Return the endpoint of a server on this host, or of the scheduler."""
         if self.scheduler_endpoint and node == self.scheduler:
             return self.scheduler_endpoint
-        return f"ipc://{self.folder}/kv{node}"
+        return f"ipc://{self.path(node)}"
+
+    def path(self, node: int) -> str:
+        """Return the path of a node's socket on this host."""
+        return f"{self.folder}/{self.run}-kv{node}"
 
     def route(self, endpoint: str) -> str:
         """Return the route from this node to an endpoint: TCP unless both use the same folder.

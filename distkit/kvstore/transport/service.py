@@ -1,13 +1,14 @@
-"""Serves a node's requests over ZeroMQ: a ROUTER for the DEALERs of other nodes.
+"""Serves a node's requests: over Unix sockets on its host, over ZeroMQ's ROUTER for other hosts.
 
-On one host large tensors are in shared memory (:mod:`.memory`). This module handles the sockets;
-the logic is in :mod:`.scheduler` and :mod:`.session`.
+This module handles the sockets; the logic is in :mod:`.scheduler` and :mod:`.session`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,8 @@ from distkit.kvstore.protocol.messages import (
     Response,
 )
 from distkit.kvstore.protocol.wire import decode, encode
-from distkit.kvstore.transport import memory
+from distkit.kvstore.transport.connection import LocalConnection, Received, listen, unite
 from distkit.kvstore.transport.link import Link
-from distkit.kvstore.transport.memory import Exchange, PeerMemoryLost
 from distkit.kvstore.transport.node import Node, listen_on, open_socket, receive
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder
 from distkit.kvstore.transport.scheduler import Scheduler
@@ -37,18 +37,17 @@ from distkit.kvstore.transport.session import ServerSession
 
 @dataclass
 class Peer:
-    """The connection and shared memory of a process that sends requests.
+    """A process that sends requests: ``send`` sends a message to it.
 
     ``incarnation`` is the number of earlier processes of its node.
     """
 
-    identity: bytes
-    exchange: Exchange
+    send: Callable[[bytes, Sequence[memoryview]], None]
     incarnation: int = 0
 
 
-#: Maximum number of batches handled together, which limits how long the first one waits.
-_MAX_BATCHES = 8
+#: glibc's options M_MMAP_MAX and M_TRIM_THRESHOLD.
+_MMAP_MAX, _TRIM_THRESHOLD = -4, -1
 #: Maximum size of a notice [bytes].
 _MAX_NOTICE_BYTES = 1 << 16
 
@@ -71,8 +70,12 @@ class Service:
         #: Set by another thread at the end of the run, after which no responses are sent.
         self.quiesced = False
         self._recorder = ReplyRecorder()
-        self._link = Link(node.keys, node.route)  # to the scheduler and the backup
-        self._peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
+        #: Receives requests of other hosts, if there are any.
+        self._router: Any = None
+        self._link = Link(node.keys, node.route, wait=False)  # to the scheduler and the backup
+        #: The processes of this host that send requests, by file descriptor.
+        self._local_peers: dict[int, tuple[LocalConnection, Peer]] = {}
+        self._remote_peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for responses
         self._handler: ServerSession | Scheduler = (
             ServerSession(node)
@@ -97,7 +100,7 @@ class Service:
             KVStoreError: The node cannot listen in its folder, or the scheduler rejects it.
         """
         torch.set_num_threads(1)  # other processes of this host need the processors
-        self._pool = memory.shared_pool()
+        _keep_freed_memory()
         self._open()
         while True:
             self._handle_ready()
@@ -105,20 +108,20 @@ class Service:
     def _open(self) -> None:
         """Listen for requests, and register this node if it is a server."""
         node = self.node
-        endpoint = node.endpoint(node.id)
-        self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
+        endpoint = f"ipc://{node.path(node.id)}"
         try:
-            self._router.bind(endpoint)
-        except (zmq.ZMQError, OSError) as e:
+            self._listener = listen(node.path(node.id))
+        except OSError as e:
             raise KVStoreError(
                 f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
                 "Use an existing, writable folder."
             ) from e
         self._link.poller.register(self._notice_receiver, zmq.POLLIN)
         if node.address:
+            self._router = open_socket(self._link.context, zmq.ROUTER, node.keys)
             endpoint = f"{listen_on(self._router, node.address)} {endpoint}"
         if isinstance(self._handler, Scheduler):
-            self._link.poller.register(self._router, zmq.POLLIN)
+            self._accept_requests()
             self.report("listening", endpoint)
             return
         register = Register(node.id, 0, endpoint)
@@ -126,11 +129,16 @@ class Service:
         self._link.connect(node.scheduler, node.endpoint(node.scheduler))
         self._link.send(node.scheduler, [register])
 
+    def _accept_requests(self) -> None:
+        for sock in filter(None, (self._listener, self._router)):
+            self._link.poller.register(sock, zmq.POLLIN)
+
     def _handle_ready(self) -> None:
         """Wait for messages and handle them."""
         ready = dict(self._link.poller.poll())
-        if self._router in ready:
-            self._serve_all()
+        if self._listener.fileno() in ready:
+            self._accept()
+        self._serve_all(ready)
         for response in self._link.receive(wait=False):
             assert isinstance(response, Response)
             self._deliver(self._handle_response(response))
@@ -148,30 +156,37 @@ class Service:
         messages = self._handler.handle_response(response)
         if isinstance(response, AddressBook):
             self._registration.end(response)
-            self._link.poller.register(self._router, zmq.POLLIN)  # workers may send from now on
+            self._accept_requests()
             if (backup := self._handler.backup.target) is not None:
                 self._link.connect(backup, response.endpoints[backup])
         return messages
 
     # -- nodes that send requests -----------------------------------------------
 
-    def _serve_all(self) -> None:
-        """Handle a few batches of requests and send their responses together."""
+    def _accept(self) -> None:
+        """Accept a connection of a process of this host."""
+        sock, _ = self._listener.accept()
+        connection = LocalConnection(sock, self._link.poller, wait=False)
+        self._local_peers[connection.fileno()] = connection, Peer(connection.send)
+
+    def _serve_all(self, ready: Mapping[Any, int]) -> None:
+        """Handle one batch of each ready peer, and send the responses together."""
         responses: list[Message] = []
-        for _ in range(_MAX_BATCHES):
-            frames = receive(self._router)
-            if frames is None:
-                break
-            responses += self._serve(frames)
+        for fd in ready:
+            if fd in self._local_peers:
+                connection, peer = self._local_peers[fd]
+                if (received := connection.receive()) is not None:
+                    responses += self._serve(received, peer)
+                if connection.fileno() < 0:  # closed
+                    del self._local_peers[fd]
+        if self._router in ready and (frames := receive(self._router)) is not None:
+            peer = self._remote_peer(frames[0].bytes)
+            responses += self._serve(unite(*frames[1:]), peer)
         self._deliver(responses)
 
-    def _serve(self, frames: list[Any]) -> list[Message]:
-        """Return the responses to a batch of requests; a batch of an exited node may be lost."""
-        peer = self._peer(frames[0])
-        try:
-            batch = decode([frame.buffer for frame in frames[1:]], peer.exchange)
-        except PeerMemoryLost:
-            return []
+    def _serve(self, received: Received, peer: Peer) -> list[Message]:
+        """Return the responses to a batch of requests."""
+        batch = decode(*received)
         responses: list[Message] = []
         for request in batch.messages:
             assert isinstance(request, Request)
@@ -180,13 +195,15 @@ class Service:
             responses += self._handler.handle(request, batch.server)
         return responses
 
-    def _peer(self, frame: Any) -> Peer:
-        """Return the peer whose identity is in this frame."""
-        name = bytes(frame.buffer)
-        if name not in self._peers:
-            # with several hosts, lend only to peers that have lent to this process
-            self._peers[name] = Peer(name, Exchange(None if self.node.address else self._pool))
-        return self._peers[name]
+    def _remote_peer(self, identity: bytes) -> Peer:
+        """Return the process of another host with this identity."""
+        if identity not in self._remote_peers:
+
+            def send(header: bytes, body: Sequence[memoryview]) -> None:
+                self._router.send_multipart([identity, header, *body], copy=False)
+
+            self._remote_peers[identity] = Peer(send)
+        return self._remote_peers[identity]
 
     def _route_responses(self, request: Request, peer: Peer) -> None:
         """Send responses for the request's node to this peer, unless it was replaced."""
@@ -211,6 +228,12 @@ class Service:
         if copies and isinstance(self._handler, ServerSession):
             self._link.send(self._handler.backup.target, copies)
         for node, batch in batches.items():
-            peer = self._routes[node]
-            frames = encode(*batch, exchange=peer.exchange)
-            self._router.send_multipart([peer.identity, *frames], copy=False)
+            self._routes[node].send(*encode(*batch))
+
+
+def _keep_freed_memory() -> None:
+    """Reuse the memory of freed tensors, because new pages take longer than copying a tensor."""
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
