@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _starts_remainder(word: str, words: list[str]) -> bool:
-    """Return whether this and the later arguments are for another program, such as JupyterLab."""
+    """Return whether the arguments from here on are for another program, such as JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
     )
@@ -144,7 +144,7 @@ def _replay(args: argparse.Namespace, remainder: list[str]) -> None:
 
 
 def open_trace(files: list[Path]) -> Trace:
-    """Load the trace in these files, or the recorded run of this name."""
+    """Load the trace in these files, or the recorded run with this name."""
     from distkit.trace.trace import Trace
 
     if not files[0].exists():
@@ -180,7 +180,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def _bench(args: argparse.Namespace, remainder: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
-            "the benchmarks are not installed with distkit: get its source, then run: "
+            "the benchmarks are not installed with distkit: get the source code, then run: "
             "pip install --editable FOLDER"
         )
     sys.path.insert(0, str(CHECKOUT))
@@ -210,7 +210,7 @@ def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
 
 
 def check_folder(file: Path | None, usage_error: Callable[[str], NoReturn]) -> None:
-    """Check in advance that a file can be written."""
+    """Check in advance whether a file can be written; otherwise report a usage error."""
     if file is None:
         return
     if file.is_dir():
@@ -250,7 +250,7 @@ def summary(trace: Trace) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: the function that runs it, its help, and the options of its arguments."""
+    """A command: the function that runs it, its help text, its arguments and its usage line."""
 
     run: Callable[[argparse.Namespace, list[str]], object]
     help: str
@@ -263,18 +263,23 @@ COMMANDS = {
         _trace,
         "run a torchrun-style script and record its communication",
         {
-            "--ranks": {"type": int, "default": 4, "metavar": "N", "help": "number of ranks (4)"},
+            "--ranks": {
+                "type": int,
+                "default": 4,
+                "metavar": "N",
+                "help": "number of ranks (default: 4)",
+            },
             "--seed": {
                 "type": int,
                 "metavar": "S",
-                "help": "seed of the ranks' random numbers, to repeat a run",
+                "help": "seed for the ranks' random numbers, to make the run repeatable",
             },
             "--out": {
                 "type": Path,
                 "default": Path("trace.gz"),
                 "metavar": "FILE",
-                "help": "the trace file (trace.gz); with torchrun, each rank writes a file into a "
-                "folder of this name, without .gz",
+                "help": "the trace file (default: trace.gz); with torchrun, each rank also writes "
+                "a file to a folder with this name, without .gz",
             },
             "--html": {"type": Path, "metavar": "FILE", "help": "also write a replay page"},
             "command": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
@@ -300,7 +305,7 @@ COMMANDS = {
             "--html": {
                 "type": Path,
                 "metavar": "OUT",
-                "help": "the file to write the page to (a temporary file)",
+                "help": "the file to write the page to (default: a temporary file)",
             },
             "--no-browser": {
                 "action": "store_true",
@@ -316,7 +321,7 @@ COMMANDS = {
             "finding": {
                 "nargs": "?",
                 "metavar": "CODE",
-                "help": "a finding's code or name; without it, all findings are listed",
+                "help": "the code or name of a finding (default: list all findings)",
             }
         },
     ),
@@ -324,12 +329,12 @@ COMMANDS = {
         _bench,
         "measure distkit and compare it with other programs",
         {
-            "name": {"metavar": "NAME", "help": "a file in the checkout's benchmarks/, or all"},
+            "name": {"metavar": "NAME", "help": "the name of a benchmark, or all"},
             "--json": {"action": "store_true", "help": "print a JSON object instead of a table"},
             "--reps": {"type": int, "metavar": "N", "help": "repetitions of each measurement"},
             "--stand-in": {
                 "choices": ["cpu"],
-                "help": "with gpu: run the same code on the CPU; the numbers do not apply to GPUs",
+                "help": "for gpu: run the same code on the CPU; the results do not apply to GPUs",
             },
         },
     ),

@@ -25,14 +25,15 @@ def add(commands: Any) -> None:
         nargs="?",
         type=Path,
         metavar="NOTEBOOK",
-        help="a notebook or a folder; options are passed to JupyterLab",
+        help="a notebook or folder (default: the welcome notebook); options go to JupyterLab",
     )
     lab.set_defaults(run=_lab)
     grade = commands.add_parser(
         "grade",
-        help="grade submissions of the exercises",
-        description="Grade submissions. Exit status 0: all pass; 1: some fail, or a submission "
-        "has no exercise; 2: some are blocked because the machine is busy, and all others pass.",
+        help="grade submitted exercises",
+        description="Grade submissions. Exit status 0: all exercises pass; 1: some fail, or a "
+        "submission has no exercise or cannot be read; 2: some are blocked because the machine is "
+        "busy, and all others pass.",
     )
     grade.add_argument(
         "submissions",
@@ -46,18 +47,18 @@ def add(commands: Any) -> None:
         type=Path,
         default=Path("reports"),
         metavar="DIR",
-        help="folder of the reports, one JSON file per submission (default: reports)",
+        help="folder for the reports, one JSON file per submission (default: reports)",
     )
-    exercises = "exercises, separated by commas (default: the exercises of each submission)"
+    exercises = "comma-separated exercises (default: the exercises in each submission)"
     grade.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
     grade.set_defaults(run=_grade)
-    export = commands.add_parser("assignments", help="write nbgrader assignments of the exercises")
+    export = commands.add_parser("assignments", help="write nbgrader assignments for the exercises")
     export.add_argument("folder", type=Path, metavar="DIR", help="the root of an nbgrader course")
-    exercises = "exercises, separated by commas (default: all of the lessons)"
+    exercises = "comma-separated exercises (default: all in the selected lessons)"
     export.add_argument("--exercises", default="", metavar="NAMES", help=exercises)
     export.set_defaults(run=_assignments)
     answers = commands.add_parser(
-        "answers", help="print the answers of the concept checks, for instructors"
+        "answers", help="print the answers to the concept checks, for instructors"
     )
     answers.set_defaults(run=_answers)
     for command in (export, answers):
@@ -81,7 +82,7 @@ def _grade(args: argparse.Namespace, remaining: list[str]) -> int:
         codes.add(report.exit_code)
         note = "" if report.criteria else " (it contains no exercise)"
         file = args.reports / f"{report.submission}.json"
-        print(f"{submission}: {report.points} of {report.max} points{note}, {file}")
+        print(f"{submission}: {report.points} of {report.max} points{note}, report: {file}")
     return 1 if 1 in codes else max(codes)
 
 
@@ -114,7 +115,7 @@ def _lab(args: argparse.Namespace, remaining: list[str]) -> None:
     # root is the usual user in containers
     if os.geteuid() == 0 and "--allow-root" not in remaining:
         remaining = [*remaining, "--allow-root"]
-    # disables the prompt about Jupyter's news, which would cover the notebook
+    # disables JupyterLab's prompt about news, which would cover the notebook
     paths = [str(Path(cli.__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, "-c", JUPYTERLAB, str(target), *remaining])
@@ -130,6 +131,6 @@ def _welcome() -> Path:
                 shutil.copyfile(original, folder / original.name)
         return folder / "00_welcome.ipynb"
     raise DistkitError(
-        "the notebooks are not installed with distkit: get the folder notebooks from your "
+        "the notebooks are not installed with distkit: get the `notebooks` folder from your "
         "instructor or the project's repository, then run: distkit lab notebooks"
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to the parser of ``distkit``."""
-    demo = commands.add_parser("demo", help="watch ranks send, reduce and train on real data")
+    demo = commands.add_parser("demo", help="run demos that send, reduce and train on real data")
     demo.add_argument(
         "names",
         nargs="*",
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         default="all",
         help="p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
     )
-    demo.add_argument("--html", type=Path, metavar="FILE", help="write a replay page of the traces")
+    demo.add_argument("--html", type=Path, metavar="FILE", help="write a page that replays them")
     demo.set_defaults(run=_demo, usage_error=demo.error)
 
 

@@ -34,9 +34,9 @@ def add(commands: Any) -> None:
         "--ssh",
         metavar="COMMAND",
         default="ssh",
-        help="the command that connects to them, with any options (default: ssh)",
+        help="the command that connects to them, including options (default: ssh)",
     )
-    doctor.add_argument("--python", metavar="PATH", help="the path of Python on the hosts")
+    doctor.add_argument("--python", metavar="PATH", help="path of Python on these machines")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
 
@@ -71,7 +71,10 @@ def trace(args: argparse.Namespace, command: list[str]) -> int:
 
 
 def _explain(folder: Path, printed: set[str]) -> Trace | None:
-    """Print the findings about the ranks of a folder, except those in ``printed``."""
+    """Print new findings about the ranks recorded in a folder, and return their trace, if any.
+
+    ``printed`` contains the messages of the findings that were printed before.
+    """
     from distkit._format import named
     from distkit_hosts.torchrun import rankfile
 
@@ -84,8 +87,8 @@ def _explain(folder: Path, printed: set[str]) -> Trace | None:
     missing = [rank for rank in range(trace.info.world_size) if rank not in trace.info.ranks]
     if missing:
         print(
-            f"The files of {named(missing)} are not in {folder}: copy the other hosts' files "
-            f"there, then run distkit replay {folder}"
+            f"The files of {named(missing)} are not in {folder}: copy the files from the other "
+            f"hosts there, then run: distkit replay {folder}"
         )
     findings = [f for f in trace.diagnose() if f.message not in printed]
     printed.update(f.message for f in findings)

@@ -178,8 +178,8 @@ def test_reports_are_named_by_folder_when_file_names_are_equal(
     reports = ["--reports", str(tmp_path / "reports")]
     assert main(["grade", *files, *reports]) == 1
     one, other, *_ = capsys.readouterr().out.splitlines()
-    assert one.endswith("1 of 1 points, " + str(tmp_path / "reports/ada-09.py.json"))
-    assert "0 of 0 points (it contains no exercise), " in other
+    assert one.endswith("1 of 1 points, report: " + str(tmp_path / "reports/ada-09.py.json"))
+    assert "0 of 0 points (it contains no exercise), report: " in other
     found = sorted(path.name for path in (tmp_path / "reports").iterdir())
     assert found == ["ada-09.py.json", "bob-09.py.json"]
 

@@ -180,7 +180,7 @@ def test_lab_without_a_checkout_explains_where_to_get_notebooks(
     monkeypatch.setattr("distkit.cli.CHECKOUT", tmp_path)
     assert cli.main(["lab"]) == 1
     output = capsys.readouterr().err
-    assert "get the folder notebooks from your instructor" in output
+    assert "get the `notebooks` folder from your instructor" in output
     assert output.endswith("distkit lab notebooks\n") and executed == []
 
 
