@@ -1,4 +1,4 @@
-# On a new machine, `make demo` and `make test` install all that they need.
+# On a new machine, `make demo` and `make test` install everything they need.
 VENV := .venv
 BIN  := $(VENV)/bin
 # pip shows its progress on a terminal, and otherwise only warnings and errors
@@ -26,7 +26,7 @@ install: $(VENV)/.installed ## install distkit and JupyterLab into .venv
 demo: $(VENV)/.installed    ## run the four demos on four ranks, and write their replay to demo.html
 	@$(BIN)/distkit demo all --html demo.html
 
-lab: $(VENV)/.installed     ## open JupyterLab with the welcome notebook; ARGS="--no-browser" passes its options
+lab: $(VENV)/.installed     ## open JupyterLab with the welcome notebook; ARGS="--no-browser" passes options to it
 	@$(BIN)/distkit lab $(ARGS)
 
 test: $(VENV)/.installed-test  ## run all tests: pure, ranks, cluster; ARGS="-m pure" selects some
@@ -39,7 +39,7 @@ test: $(VENV)/.installed-test  ## run all tests: pure, ranks, cluster; ARGS="-m 
 	    tools/debian-install $(SERVERS) || echo "Without them, the tests that need them are skipped."
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(ARGS)
 
-stress: $(VENV)/.installed-test ## run the full suites that `make test` samples, and long tests; ARGS="-k misuse" selects some
+stress: $(VENV)/.installed-test ## run long tests, and the full suites that `make test` samples; ARGS="-k misuse" selects some
 	@DISTKIT_TEST_ID=make-$$$$ $(BIN)/python -m pytest -m stress tests $(ARGS)
 
 test-gpu: ## run all tests and measurements that need a GPU, and write a report
@@ -53,7 +53,7 @@ check: $(VENV)/.installed-test ## run ruff and mypy
 bench: $(VENV)/.installed-test ## measure start-up, memory, recording and more, and compare them with references
 	@$(BIN)/distkit bench all
 
-bugs: $(VENV)/.installed  ## score the bug suite, and write docs/bugs.md; ARGS=--stock runs plain torch first
+bugs: $(VENV)/.installed  ## run distkit on the bug suite, and write docs/bugs.md; ARGS=--stock runs plain torch first
 	@$(BIN)/python -m tests.stress.bugs --page docs/bugs.md $(ARGS)
 
 site: $(VENV)/.installed-site  ## write lessons with results and the documentation to site/; ARGS="02 05" selects lessons
@@ -69,7 +69,7 @@ dist: $(VENV)/.installed-test  ## build the sdist and the wheel in dist/, and ch
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
 	@$(BIN)/python -m twine check --strict dist/*
 
-clean:  ## remove everything that make has created, including .venv
+clean:  ## remove .venv, build results and caches, but not my-notebooks or gpu-report
 	rm -rf $(VENV) demo.html dist site slides cheatsheet.pdf test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -84,13 +84,13 @@ $(VENV)/.installed: $(BIN)/pip pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-site: $(BIN)/pip pyproject.toml constraints.txt
-	@echo "Installing distkit and the site's dependencies into $(VENV); the first time takes a few minutes ..."
+	@echo "Installing distkit and the dependencies of the site into $(VENV); the first time takes a few minutes ..."
 	@$(PIP) --editable ".[site]"
 	@$(COMPILE)
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-test: $(BIN)/pip pyproject.toml constraints.txt
-	@echo "Installing distkit and the tests' dependencies into $(VENV); the first time takes a few minutes ..."
+	@echo "Installing distkit and the dependencies of the tests into $(VENV); the first time takes a few minutes ..."
 	@$(PIP) --editable ".[test]"
 	@$(COMPILE)
 	@touch $(VENV)/.installed $(VENV)/.installed-site $@

@@ -1,7 +1,7 @@
 """Writes docs/measured/README.md: tests and measurements with their results on GPUs.
 
 The rows are the figures of :mod:`benchmarks.gpu` and the tests marked ``gpu`` in the sources. Each
-row has its newest result among the reports in the folder.
+row shows the newest result from the reports in the folder.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ traces to the folder `gpu-report`. It calls `tools/gpu-check`, which needs only 
 Python with torch for CUDA. To publish a report, copy it and its traces into this folder, name it
 after the GPU and the date, and run `tools/gpu-check --render`.
 
-Each measurement has a limit that it must meet. Some also have a stricter limit, the target. A
-result ends with the strictest limit that it meets.
+Each measurement has a limit that it must meet. Some also have a stricter limit, the target. Each
+result states the strictest limit that it meets.
 """
 
 
 class Test(NamedTuple):
-    """A test that needs GPUs: file, name, and whether it also runs on the CPU."""
+    """A test for GPUs: its file, its name, and whether it also runs on the CPU."""
 
     file: str
     name: str
@@ -57,7 +57,7 @@ class Test(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The test's name as words."""
+        """The test's name, with spaces."""
         return self.name.removeprefix("test_").replace("_", " ")
 
 
@@ -86,7 +86,7 @@ def _gpu_tests_in(file: Path) -> Iterator[Test]:
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the reports in the folder, oldest first, except reports from CPUs."""
+    """Return the reports in the folder, oldest first, without reports from CPUs."""
     loaded = (json.loads(file.read_text()) for file in folder.glob("*.json"))
     return sorted((r for r in loaded if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
@@ -132,8 +132,8 @@ def render_text(reports: list[dict[str, Any]]) -> str:
 
 def _source(report: dict[str, Any]) -> str:
     versions = [f"{k} {report[k]}" for k in ("torch", "cuda", "nccl") if k in report]
-    facts = ["; ".join(report.get("gpus", [])), *versions]
-    return f"- Measured {report.get('date')} on {', '.join(facts)}."
+    machine = ["; ".join(report.get("gpus", [])), *versions]
+    return f"- Measured {report.get('date')} on {', '.join(machine)}."
 
 
 def _limits(row: Figure) -> str:
