@@ -1,1 +1,1 @@
-"""The interface for training code: the store of a worker, and a trainer on top of it."""
+"""The interface for training code: a worker's store, and a trainer built on it."""

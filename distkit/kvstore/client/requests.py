@@ -52,7 +52,7 @@ class Requests:
         }
         #: The user's next call, if any gate (a callback before a request) is installed.
         self.step: Step | None = None
-        self._departed: dict[int, str] = {}  # nodes that have exited, and how
+        self._departed: dict[int, str] = {}  # why a node exited, by node
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, InFlight] = {}  # by request number
@@ -63,7 +63,8 @@ class Requests:
         """Send requests to several nodes together and return their responses.
 
         Raises:
-            KVStoreError: a request was rejected; the first error is raised.
+            KVStoreError: a request was rejected, or no server is left to answer it; the first error
+                is raised.
         """
         in_flight, rec = [self._create(call) for call in calls], None
         try:
@@ -153,7 +154,7 @@ class Requests:
             owners = " and ".join(map(self._name, self._owners[node]))
             for f in unanswerable:
                 text = (
-                    f"{self._name(node)} has exited ({cause}) while {self._name(self.node)} waited "
+                    f"{self._name(node)} exited ({cause}) while {self._name(self.node)} waited "
                     f"for the response to its {_request_name(f.request)}. The values that only "
                     f"{owners} had are lost. To survive a crash of one server, create the store "
                     "with replication=2, and servers=2 or more."

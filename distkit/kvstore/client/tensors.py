@@ -22,7 +22,7 @@ from distkit.kvstore.protocol.placement import DTYPES, Part, dtype_name
 
 #: One key or several.
 Keys: TypeAlias = "Key | Sequence[Key]"
-#: For each key one tensor, or one for each device.
+#: One tensor per key, or one per key and device.
 Values: TypeAlias = "Tensor | Sequence[Tensor] | Sequence[Tensor | Sequence[Tensor]]"
 
 
@@ -88,7 +88,7 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 def concatenate(values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Concatenate the parts of an array."""
-    # also copies a single part, which is the server's memory
+    # also copies a single part, because its memory may be read-only
     return torch.cat(list(values)).view(shape)
 
 
@@ -113,8 +113,8 @@ class Traffic:
     """Traffic of a worker's pushes so far [bytes].
 
     ``gradients`` is the size of all devices' gradients, ``to_host`` the amount copied from device
-    to host memory, ``sent`` the amount sent to servers; ``held`` is the peak device memory of a
-    sum.
+    to host memory, ``sent`` the amount sent to servers; ``held`` is the peak device memory used
+    for a sum.
     """
 
     gradients: int = 0

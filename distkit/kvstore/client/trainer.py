@@ -18,12 +18,12 @@ class Trainer:
     """Updates every parameter with the gradients of all workers and devices.
 
     With ``update_on_kvstore=True`` the servers update the weights: each step pushes gradients and
-    pulls weights, which replace local changes. With ``False`` the servers only add: each step
+    pulls weights, which overwrite local changes. With ``False`` the servers only add: each step
     pushes gradients and pulls their sum, and every worker makes the same update. Both lead to the
     same weights.
 
     Args:
-        params: the parameters; for several devices a list of replicas per parameter. Key ``i`` of
+        params: the parameters; for several devices, a list of replicas per parameter. Key ``i`` of
             the store is the i-th parameter.
         optimizer: as for :meth:`.KVStore.set_optimizer`.
         optimizer_params: the options of an optimizer given by name or class.
@@ -38,7 +38,7 @@ class Trainer:
 
         trainer = kvstore.Trainer(net.parameters(), "sgd", {"learning_rate": 0.1}, "dist_sync")
         loss(net(inputs), targets).backward()
-        trainer.step(batch_size=kv.num_workers)
+        trainer.step(batch_size=4)  # four workers, each with a mean loss
 
     Source: Apache MXNet, ``gluon.Trainer``.
     """
@@ -70,8 +70,8 @@ class Trainer:
 
         Args:
             batch_size: the divisor of the sum of all gradients. If the loss is a sum over
-                examples, pass the number of examples of all workers and devices; if it is a mean,
-                pass the number of workers times devices.
+                examples, pass the number of examples on all workers and devices; if it is a mean,
+                pass the number of workers times the number of devices per worker.
 
         Raises:
             KVStoreError: A parameter has no gradient, or ``batch_size`` changes.
@@ -97,7 +97,7 @@ class Trainer:
         return gradients
 
     def _begin(self, batch_size: float) -> None:
-        """Before the first step, set the weights of all workers to the weights of worker 0."""
+        """Before the first step, set the weights of all workers to those of worker 0."""
         if self._batch_size is not None:
             raise KVStoreError(
                 f"step({batch_size:g}) follows step({self._batch_size:g}), but the divisor of the "

@@ -92,11 +92,11 @@ class KVStore:
         self._function: int | None = None  # the argument of ``once``
         self._push_counts: Counter[Key] = Counter()  # pushes of that function so far
         self._versions: dict[tuple[Key, int], int] = {}  # last version pulled, by key and server
-        #: Number of this worker's gradients of each key that were too late for their round.
+        #: Number of this worker's gradients that were too late for their round, by key.
         self.dropped: dict[Key, int] = {}
         #: Called at the end of a successful run, before the store is closed.
         self.at_end: list[Callable[[], None]] = []
-        #: The traffic of its pushes so far.
+        #: The traffic of this worker's pushes so far.
         self.traffic = Traffic()
 
     def __repr__(self) -> str:
@@ -143,13 +143,13 @@ class KVStore:
 
         Args:
             key: a key or a list of keys.
-            value: for each key a tensor like the initial one, or a list of tensors, whose sum is
-                sent. A repeated key is sent once, with the sum.
+            value: for each key, a tensor with the shape and dtype of the initial one, or a list of
+                such tensors, whose sum is sent. A repeated key is sent once, with the sum.
             priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: the key is not initialized, or has a different shape or dtype. Errors of
-                a server are raised by the next call on that key.
+            KVStoreError: the key is not initialized, or has a different shape or dtype. A server's
+                errors are raised by the next call on that key.
         """
         self._push(group_by_key("push", key, value))
 
@@ -157,7 +157,7 @@ class KVStore:
         self._post(gradients)
         self._requests.dispatch()
         if gates and is_stepped():
-            self._requests.wait_for_pushes()  # before later pushes of other workers
+            self._requests.wait_for_pushes()  # they arrive before later pushes from other workers
 
     def _post(self, gradients: _Outs, *, copy: bool = True) -> None:
         """Sum each key's gradients and queue the sums."""
@@ -191,7 +191,7 @@ class KVStore:
 
         Args:
             key: a key or a list of keys.
-            out: for each key a tensor of any dtype to write to, or a list of tensors.
+            out: for each key, a tensor of any dtype to write to, or a list of tensors.
             priority: as in :meth:`push`.
 
         Returns:
@@ -227,7 +227,7 @@ class KVStore:
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Reply) -> Any:
-        """Return the value of a pull and record the version that gradients are computed from."""
+        """Return the pulled value; record its version, which the next gradient is computed from."""
         self._versions[key, part.server] = reply.version
         if reply.dropped:
             self.dropped[key] = reply.dropped
@@ -240,7 +240,7 @@ class KVStore:
         out: Values | None = None,
         priority: int = 0,
     ) -> Tensor | list[Tensor] | None:
-        """Push and pull the result; small tensors are sent together with the pull request.
+        """Push, then pull the result; small tensors are sent together with the pull request.
 
         Args:
             key: a key or a list of keys.
@@ -277,7 +277,7 @@ class KVStore:
                 −threshold, 0 or +threshold.
 
         Raises:
-            KVStoreError: the type or a parameter is unknown.
+            KVStoreError: the type or a parameter is unknown, or the threshold is not positive.
         """
         self._compression = Compression(compression_params)
 
@@ -510,7 +510,7 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
     """Make this process a worker of a cluster, until :func:`release`.
 
     Args:
-        node: its identity in the cluster.
+        node: the process's identity in the cluster.
         report: called when a store is created, with the effect of a worker's exit on the run, as
             in ``on_crash``.
     """
@@ -519,7 +519,7 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
 
 
 def current_node() -> Node | None:
-    """Return this process's node in its cluster during a run, or None if it is not a worker."""
+    """Return the node that this process is in the current run, or None if it is not a worker."""
     return _node
 
 

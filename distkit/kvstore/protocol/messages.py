@@ -193,7 +193,7 @@ class Reply(Response):
     """Confirm a request. ``version`` counts the updates of the key; a pull gets its ``value``.
 
     ``dropped`` counts this worker's gradients of the key that arrived too late for their round;
-    ``clock`` is its clock (:mod:`distkit.consistency`).
+    ``clock`` is this worker's clock (:mod:`distkit.consistency`).
     """
 
     version: int = 0

@@ -1,6 +1,6 @@
 """Optimizers that compute the next value of a key from gradients, on a server or a worker.
 
-A server accepts only a specification from a peer: a name, and options of plain data.
+Peers send a server only a specification, that is, a name and plain-data options, never code.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from distkit.errors import KVStoreError
 
-#: MXNet's names of torch's options.
+#: MXNet's names for torch options.
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
-#: Options that every optimizer has in addition to the options of its class.
+#: Options that all optimizers accept, besides those of their class.
 _COMMON = ("rescale_grad", "multi_precision")
-#: Options of torch that select an implementation.
-_IMPLEMENTATION_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable")
-#: Optimizers of torch that need more than the gradient of a part of an array.
+#: Constructor arguments that users cannot set: the parameters, and choices of an implementation.
+_EXCLUDED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable")
+#: Optimizers that cannot update each part of an array separately, and the base class.
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
@@ -42,7 +42,7 @@ class _SGD(torch.optim.Optimizer):
         self._momentum: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
-        """Update the weight, in a new tensor."""
+        """Write the updated weight to a new tensor."""
         (group,) = self.param_groups
         (weight,) = group["params"]
         w, g, scale = weight.data, weight.grad, -group["lr"]
@@ -62,7 +62,7 @@ _TORCH: dict[str, Any] = {
     and issubclass(kind, torch.optim.Optimizer)
     and name not in _UNSUPPORTED
 }
-#: By name in lower case: "sgd" is MXNet's.
+#: Optimizer classes by lowercase name. "sgd" is MXNet's SGD; "torch.optim.sgd" is torch's.
 _KINDS = {name.lower(): kind for name, kind in _TORCH.items()}
 _KINDS |= {f"torch.optim.{name}": kind for name, kind in _KINDS.items()} | {"sgd": _SGD}
 
@@ -84,8 +84,8 @@ class OptimizerSpec:
             ``torch.optim``.
         options: the options of the class (``learning_rate`` and ``wd`` are aliases of ``lr`` and
             ``weight_decay``), ``rescale_grad`` and ``multi_precision``. ``rescale_grad`` multiplies
-            every gradient: under dist_sync a server *sums* the workers' gradients, and 1 / number
-            of workers yields their mean. ``multi_precision`` updates 16-bit weights in a float32
+            every gradient: under dist_sync a server *sums* the workers' gradients, so 1 / number
+            of workers yields the mean. ``multi_precision`` updates 16-bit weights in a float32
             copy.
     """
 
@@ -144,19 +144,19 @@ def SGD(
         w ← w + m
 
     Args:
-        learning_rate: step size η.
+        learning_rate: step size.
         momentum: fraction of the previous step that is kept, 0 to 1.
-        wd: weight decay, the factor of the L2 penalty.
+        wd: weight decay (L2 penalty).
         options: ``rescale_grad``, ``multi_precision``: see :class:`OptimizerSpec`.
 
     Raises:
-        KVStoreError: An option is unknown.
+        KVStoreError: An option is unknown or invalid.
     """
     return spec_of("sgd", {"lr": learning_rate, "momentum": momentum, "wd": wd, **options})
 
 
 class Updater:
-    """The optimizer of one key, with its state.
+    """The optimizer for one key, with its state.
 
     Args:
         spec: the specification.
@@ -168,7 +168,7 @@ class Updater:
     """
 
     def __init__(self, spec: OptimizerSpec, value: Tensor) -> None:
-        is_mixed = spec.options.get("multi_precision") and value.dtype in NARROW
+        is_mixed = spec.options.get("multi_precision") and value.dtype in LOW_PRECISION
         self._master = value.float() if is_mixed else None  # the float32 copy of a 16-bit value
         self._weight = torch.empty_like(value if self._master is None else self._master)
         self._optimizer: torch.optim.Optimizer = spec.kind([self._weight], **spec.group)
@@ -190,7 +190,7 @@ class Updater:
 
         Args:
             value: the previous value.
-            gradient: a gradient of its shape.
+            gradient: a gradient with the same shape.
         """
         w = value if self._master is None else self._master
         g = gradient if gradient.dtype is w.dtype else gradient.to(w.dtype)
@@ -208,17 +208,17 @@ class Updater:
 @cache
 def _defaults(kind: Any) -> dict[str, Any]:
     parameters = inspect.signature(kind).parameters.items()
-    return {name: p.default for name, p in parameters if name not in _IMPLEMENTATION_OPTIONS}
+    return {name: p.default for name, p in parameters if name not in _EXCLUDED_OPTIONS}
 
 
 # -- sums of gradients ---------------------------------------------------------------
 
 #: Dtypes whose sums are computed in float32 and rounded once.
-NARROW = torch.float16, torch.bfloat16
+LOW_PRECISION = torch.float16, torch.bfloat16
 
 
 def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one dtype, in float32 if the dtype is narrow.
+    """Return the sum of tensors of one dtype, in float32 if the dtype is float16 or bfloat16.
 
     A single tensor is returned unchanged.
 
@@ -228,7 +228,7 @@ def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
     first, *others = tensors
     if not others:
         return first
-    if first.dtype in NARROW:
+    if first.dtype in LOW_PRECISION:
         first, *others = (t.float() for t in tensors)
     total: Tensor = torch.add(first, others[0])
     for t in others[1:]:
@@ -240,24 +240,26 @@ def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
-    """Return the checked specification of a name, or of a class or instance of ``torch.optim``.
+    """Return the specification of a name, or of a class or instance of ``torch.optim``.
 
-    ``options`` replace the options of an instance or a specification.
+    ``options`` override the corresponding options of an instance or a specification. Unless
+    it is an instance or a specification without ``options``, it is checked with a trial step.
 
     Raises:
-        KVStoreError: Servers do not support the optimizer, or an option is wrong.
+        KVStoreError: Servers do not support the optimizer, an option is unknown or invalid, or an
+            instance has several parameter groups or has already taken steps.
     """
     options = dict(options or {})
     if isinstance(optimizer, torch.optim.Optimizer):
         (optimizer, _), *others = groups_of(optimizer)
         if others:
             raise KVStoreError(
-                f"the optimizer has {1 + len(others)} parameter groups, whose keys are not known. "
-                "Call kv.set_optimizer(..., keys=[...]) for each group."
+                f"the optimizer has {1 + len(others)} parameter groups, but the keys of each group "
+                "are unknown. Call kv.set_optimizer(..., keys=[...]) for each group."
             )
     if isinstance(optimizer, OptimizerSpec):
         if not options:
-            return optimizer  # checked on creation; a strategy would intercept a trial step
+            return optimizer  # servers check it; a strategy would intercept a trial step
         optimizer, options = optimizer.name, {**optimizer.options, **options}
     if isinstance(optimizer, type) and optimizer in _TORCH.values():
         optimizer = f"torch.optim.{optimizer.__name__}"
@@ -295,7 +297,8 @@ def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
         plain = to_builtins({_ALIASES.get(k, k): v for k, v in options.items()})
     except (TypeError, ValueError, RuntimeError) as e:
         raise KVStoreError(
-            f"optimizer {name!r} has an unsupported option ({e}). Use only numbers and names."
+            f"optimizer {name!r} has an unsupported option ({e}). Use only numbers, strings, "
+            "booleans and tuples of these."
         ) from None
     changed = {k: v for k, v in plain.items() if k not in default or v != default[k]}
     return OptimizerSpec(name, changed)

@@ -64,8 +64,8 @@ def parts_of(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> 
     """Return the parts of an array.
 
     Args:
-        key: its name.
-        size: its number of elements.
+        key: the array's key.
+        size: the number of elements.
         servers: number of servers.
         bound: minimum size of an array that is split [elements].
 

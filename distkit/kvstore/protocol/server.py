@@ -129,12 +129,12 @@ class KVServer:
         self.rule, self.on_crash, self.update_context = rule, on_crash, update_context
         # members: the workers whose gradients are required
         self.require_optimizer, self.members = require_optimizer, set(workers)
-        self.departed: dict[int, str] = {}  # workers that have exited, and how
+        self.departed: dict[int, str] = {}  # why a worker exited, by worker
         #: Workers whose gradients are not required until they leave the barrier.
         self.at_barrier: set[int] = set()
-        #: By exited worker: the first request number of its replacement.
+        #: The first request number of the replacement of each worker that has exited.
         self.first_numbers: dict[int, int] = {}
-        #: By key; the optimizer of None updates all keys without a separate optimizer.
+        #: Optimizers by key; the one for None updates all keys without a separate optimizer.
         self.optimizers: dict[Key | None, OptimizerSpec] = {}
         self.entries: dict[Key, Entry] = {}
         self._waiting_inits: list[Init] = []  # inits that wait for the first value of their key
@@ -164,7 +164,7 @@ class KVServer:
             return [error(request, e)]
 
     def _init(self, init: Init) -> list[Response]:
-        """Set the initializer's value; other inits wait for it, and must have its shape."""
+        """Set the initializer's value; other inits wait for it, and must have its layout."""
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
@@ -217,7 +217,7 @@ class KVServer:
             entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
-        """Update the value with a sum of gradients, which may have a wider dtype."""
+        """Update the value with a sum of gradients, which is float32 for some 16-bit values."""
         if (spec := self._optimizer(entry.key)) is None:
             entry.value = gradient.to(entry.value.dtype)
             return
@@ -262,7 +262,7 @@ class KVServer:
         return [*self._fail_waiting_inits(worker), *self._advance_all()]
 
     def _fail_waiting_inits(self, initializer: int) -> list[Response]:
-        """Fail the inits that wait for a value of a worker that has exited."""
+        """Fail the inits that wait for a value from a worker that has exited."""
         if initializer not in self.departed or self.on_crash == "replace":
             return []
         inits = [i for i in self._waiting_inits if i.initializer == initializer]

@@ -75,7 +75,7 @@ def encode(*messages: Message, server: int = 0) -> tuple[bytes, list[memoryview]
 
 
 def decode(header: Any, body: Any = b"") -> Batch:
-    """Decode a header and the memory of the large tensors, which the tensors share.
+    """Decode a header and the memory of the large tensors; the decoded tensors share it.
 
     Raises:
         msgspec.MsgspecError: the data is not a batch of messages.

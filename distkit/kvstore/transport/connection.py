@@ -1,6 +1,6 @@
 """Connections between nodes: Unix sockets within a host, ZeroMQ between hosts.
 
-Within a host, a round trip takes a third of ZeroMQ's processor time, because no other thread
+Within a host, a round trip takes a third of ZeroMQ's CPU time, because no other thread
 forwards the messages. A message is a header and a body, see :mod:`.wire`.
 """
 
@@ -26,7 +26,7 @@ Received: TypeAlias = "tuple[Any, Any]"
 
 #: The sizes of a header and a body [bytes].
 _SIZES = struct.Struct("!QQ")
-#: Requested capacity of a socket [bytes]; the system may limit it to less.
+#: Requested size of a socket's send buffer [bytes]; the system may limit it.
 _SOCKET_BYTES = 1 << 22
 #: Maximum number of buffers in one system call.
 _MAX_BUFFERS = 64
@@ -35,13 +35,13 @@ _CONNECT_INTERVAL = 0.005
 
 
 class LocalConnection:
-    """A connection to a process of this host.
+    """A connection to a process on this host.
 
     Args:
         sock: a connected Unix socket.
         poller: polls the connection until the other end is closed.
-        wait: whether :meth:`send` waits until the socket has accepted the message. Otherwise
-            :meth:`receive` sends the rest; the poller reports when it can.
+        wait: whether :meth:`send` waits until the socket has accepted the message. Otherwise,
+            :meth:`receive` sends the rest; the poller reports when the socket is writable.
     """
 
     def __init__(self, sock: socket.socket, poller: Any, *, wait: bool) -> None:
@@ -90,7 +90,7 @@ class LocalConnection:
 
     def _read(self) -> Iterator[Received | None]:
         """Yield each message, and None while it has not arrived, until the other end is closed."""
-        with suppress(OSError, MemoryError, ValueError):  # data of a program that is not a node
+        with suppress(OSError, MemoryError, ValueError):  # data from a program that is not a node
             while True:
                 sizes = bytearray(_SIZES.size)
                 yield from self._fill(sizes)
@@ -122,7 +122,7 @@ class LocalConnection:
 
 
 class RemoteConnection:
-    """A connection to a process of another host: a ZeroMQ DEALER, which has its own queue."""
+    """A connection to a process on another host: a ZeroMQ DEALER, which has its own queue."""
 
     def __init__(self, sock: Any, poller: Any) -> None:
         self._sock, self._poller = sock, poller
@@ -149,7 +149,7 @@ def unite(header: zmq.Frame, *body: zmq.Frame) -> Received:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens at this path, which exists from then on."""
+    """Return a socket that listens on this path; the path exists only once it listens."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}~")
     listener.listen(socket.SOMAXCONN)
@@ -158,7 +158,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to a process that may start later; if it has exited, the socket is unconnected."""
+    """Connect to a process that may start later; if it has exited, return an unconnected socket."""
     while not Path(path).exists():
         time.sleep(_CONNECT_INTERVAL)
     sock = socket.socket(socket.AF_UNIX)

@@ -1,8 +1,8 @@
 """The identity of a process in a cluster, and its ZeroMQ sockets.
 
-On one host, sockets are files in the cluster's folder, which only its user can access. Between
-hosts, they are ports on the one interface that reaches the other hosts, and a process without the
-cluster's keys (CurveZMQ) cannot connect.
+On one host, sockets are files in the cluster's folder, which only the cluster's user can access.
+Between hosts, they are ports on the one interface that reaches the other hosts, and a process
+without the cluster's keys (CurveZMQ) cannot connect.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Node:
 
     Args:
         role: "worker", "server" or "scheduler".
-        index: its number within its role, from 0.
+        index: the number within the role, from 0.
         workers: number of workers, W.
         servers: number of servers, S.
-        folder: a folder that the nodes of one cluster share. Only its user can access it (0700),
-            which protects the sockets in it.
+        folder: a folder that the nodes of one cluster share. Only the cluster's user can access
+            it (0700), which protects the sockets in it.
         keys: the run's public and secret key (CurveZMQ), or None to rely on the permissions of the
             folder.
         incarnation: number of earlier processes of this node.
@@ -100,7 +100,7 @@ def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
     """Create a socket with unlimited queues, so that it never drops a message.
 
     Args:
-        context: ZeroMQ's context.
+        context: the ZeroMQ context.
         kind: ``zmq.ROUTER`` to receive requests, ``zmq.DEALER`` to send them.
         keys: the cluster's public and secret key, or None to rely on the folder's permissions.
     """
@@ -137,6 +137,6 @@ def receive(sock: Any) -> list[Any] | None:
 
 
 def listen_on(sock: Any, address: str) -> str:
-    """Bind a socket to a free port of an interface; return the endpoint."""
+    """Bind a socket to a free port on an interface; return the endpoint."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())

@@ -54,10 +54,10 @@ _MAX_NAMED = 4
 class Step(NamedTuple):
     """A user's call on a worker with :data:`gates`. The call's first request passes the gates.
 
-    ``facts`` names its keys if there are several; ``nbytes`` is their total size.
+    ``attributes`` names its keys if there are several; ``nbytes`` is their total size.
     """
 
-    facts: Facts = ()
+    attributes: Facts = ()
     nbytes: int = 0
 
     @classmethod
@@ -86,13 +86,13 @@ class InFlight:
         if rec is None or op is None:
             return
         self.op, self.seq, self.is_done = op, rec.next_seq(), False
-        facts, tensor = _facts(request), _tensor(request)
+        attributes, tensor = _attributes(request), _tensor(request)
         peer = None if isinstance(request, Barrier) else receiver
         match = f"kv:barrier:{request.nth}" if isinstance(request, Barrier) else request.match
         line, call_time = recorder.user_line(), time.monotonic()
         values, call = _values(rec, tensor), Step() if step is None else step
-        self.fields = _fields(peer, tensor, facts, match, line)
-        call_fields = _fields(peer, tensor, call.facts or facts, match, line)
+        self.fields = _fields(peer, tensor, attributes, match, line)
+        call_fields = _fields(peer, tensor, call.attributes or attributes, match, line)
         call_values = values if step is not None and rec.stepped else None
         rec.put(self.seq, op, State.SCHEDULED, call_time, call_fields, call_values)
         for gate in gates if step is not None else ():
@@ -132,33 +132,33 @@ class ReplyRecorder:
     """Records requests and responses as messages of the node that responds."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[str, Any]] = {}  # facts of unanswered requests
+        self._open: dict[str, dict[str, Any]] = {}  # attributes of unanswered requests
 
     def record_request(self, request: Request) -> None:
         """Record the arrival of a request."""
         rec = recorder.current()
         if rec is not None and type(request) in _MESSAGES:
-            facts = self._open[request.match] = _facts(request)
-            _record_message(rec, Op.RECV, State.SCHEDULED, request, facts, last=True)
+            attributes = self._open[request.match] = _attributes(request)
+            _record_message(rec, Op.RECV, State.SCHEDULED, request, attributes, last=True)
 
     def record_response(self, response: Message) -> None:
         """Record a response before it is sent."""
-        facts, rec = self._open.pop(response.match, None), recorder.current()
-        if rec is None or facts is None:
+        attributes, rec = self._open.pop(response.match, None), recorder.current()
+        if rec is None or attributes is None:
             return
         if isinstance(response, Error):
-            facts = {**facts, "refused": True}
+            attributes = {**attributes, "refused": True}
         if late := getattr(response, "dropped", 0):  # gradients too late for their round
-            facts = {**facts, "dropped": late}
-        _record_message(rec, Op.SEND, State.STARTED, response, facts, last=False)
+            attributes = {**attributes, "dropped": late}
+        _record_message(rec, Op.SEND, State.STARTED, response, attributes, last=False)
 
 
 def _record_message(
-    rec: Recorder, op: Op, first: State, message: Message, facts: Facts, *, last: bool
+    rec: Recorder, op: Op, first: State, message: Message, attributes: Facts, *, last: bool
 ) -> None:
     """Record both events of a message, with the message's values in the last or first event."""
     seq, tensor = rec.next_seq(), _tensor(message)
-    fields, values = _fields(message.node, tensor, facts, message.match), _values(rec, tensor)
+    fields, values = _fields(message.node, tensor, attributes, message.match), _values(rec, tensor)
     rec.put(seq, op, first, time.monotonic(), fields, None if last else values)
     rec.put(seq, op, State.COMPLETED, time.monotonic(), fields, values if last else None)
 
@@ -175,20 +175,20 @@ def record_update(
     Args:
         entry: the key that is updated.
         pushes: the gradients.
-        server: the server that this process replaces, if any; it is the span's peer.
+        server: the server that this process has taken over from, if any; it is the span's peer.
     """
     rec = recorder.current()
     if rec is None:
         yield
         return
     seq = rec.next_seq()
-    facts = {
+    attributes = {
         "key": entry.key,
         "version": entry.version + 1,
         "workers": tuple(p.node for p in pushes),
         "late": tuple(entry.version - p.version for p in pushes),
     }
-    fields = _fields(server, entry.value, facts, None)
+    fields = _fields(server, entry.value, attributes, None)
     values = _values(rec, entry.value)
     rec.put(seq, Op.MARK, State.STARTED, time.monotonic(), fields, values)
     yield
@@ -196,14 +196,14 @@ def record_update(
     rec.put(seq, Op.MARK, State.COMPLETED, time.monotonic(), fields, values)
 
 
-def _facts(request: Request) -> dict[str, Any]:
+def _attributes(request: Request) -> dict[str, Any]:
     """Return the attributes of a request; for a registration, the options that affect waiting."""
     if isinstance(request, SetOptimizer):
         return {"optimizer": request.name}
     if isinstance(request, Register) and request.options is not None:
         options = request.options.non_default.items()
-        facts = {k: v for k, v in options if k not in ("bound", "replication")}
-        return {"mode": request.options.mode, **facts}
+        attributes = {k: v for k, v in options if k not in ("bound", "replication")}
+        return {"mode": request.options.mode, **attributes}
     return {"key": request.key} if isinstance(request, (Init, Push, Pull)) else {}
 
 
@@ -216,10 +216,10 @@ def _values(rec: Recorder, tensor: Tensor | None) -> Any:
 
 
 def _fields(
-    peer: int | None, tensor: Tensor | None, facts: Facts, match: str | None, line: str = ""
+    peer: int | None, tensor: Tensor | None, attributes: Facts, match: str | None, line: str = ""
 ) -> tuple[Any, ...]:
     """Return an event's fields, see :meth:`.Recorder.put`."""
     layout: tuple[int, tuple[int, ...], str] = 0, (), ""
     if tensor is not None:
         layout = tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)
-    return peer, WORLD, *layout, None, line, facts, match
+    return peer, WORLD, *layout, None, line, attributes, match

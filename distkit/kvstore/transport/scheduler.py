@@ -51,7 +51,7 @@ class Scheduler:
         self.started = False  # whether all nodes have the address book
         self.options = StoreOptions()  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not exited
-        self.departed: dict[int, str] = {}  # how a node has exited, until it is replaced
+        self.departed: dict[int, str] = {}  # why a node exited, until it is replaced
         self.finished: set[int] = set()  # workers that have finished normally
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
@@ -136,12 +136,14 @@ class Scheduler:
     # -- nodes that exit ---------------------------------------------------------
 
     def handle_departure(self, node: int, incarnation: int, cause: str) -> list[Response]:
-        """Notify the servers of a node's exit and release the nodes that waited for it.
+        """Handle a node's exit; return notices, and responses to the requests that waited for it.
+
+        Servers receive a notice of every exit, workers only of a server's exit.
 
         Args:
             node: the node that has exited.
             incarnation: number of earlier processes of this node.
-            cause: how it has exited.
+            cause: why it exited.
         """
         if incarnation < self._incarnations[node] or node in self.departed:
             return []

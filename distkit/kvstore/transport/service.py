@@ -1,4 +1,4 @@
-"""Serves a node's requests: over Unix sockets on its host, over ZeroMQ's ROUTER for other hosts.
+"""Serves requests to a node: over Unix sockets on its host, through a ZeroMQ ROUTER for others.
 
 This module handles the sockets; the logic is in :mod:`.scheduler` and :mod:`.session`.
 """
@@ -39,7 +39,7 @@ from distkit.kvstore.transport.session import ServerSession
 class Peer:
     """A process that sends requests: ``send`` sends a message to it.
 
-    ``incarnation`` is the number of earlier processes of its node.
+    ``incarnation`` is the number of times that its node was replaced before.
     """
 
     send: Callable[[bytes, Sequence[memoryview]], None]
@@ -56,7 +56,7 @@ class Service:
     """The server or the scheduler that this process runs.
 
     Args:
-        node: its identity in the cluster, a server or the scheduler.
+        node: the server or scheduler to run.
     """
 
     def __init__(self, node: Node) -> None:
@@ -70,12 +70,12 @@ class Service:
         #: Set by another thread at the end of the run, after which no responses are sent.
         self.quiesced = False
         self._recorder = ReplyRecorder()
-        #: Receives requests of other hosts, if there are any.
+        #: Receives requests from other hosts, if there are any.
         self._router: Any = None
         self._link = Link(node.keys, node.route, wait=False)  # to the scheduler and the backup
-        #: The processes of this host that send requests, by file descriptor.
+        #: The processes on this host that send requests, by file descriptor.
         self._local_peers: dict[int, tuple[LocalConnection, Peer]] = {}
-        self._remote_peers: dict[bytes, Peer] = {}  # by ZeroMQ's identity of the connection
+        self._remote_peers: dict[bytes, Peer] = {}  # by ZeroMQ connection identity
         self._routes: dict[int, Peer] = {}  # latest connection of each node, for responses
         self._handler: ServerSession | Scheduler = (
             ServerSession(node)
@@ -84,12 +84,12 @@ class Service:
         )
 
     def handle_departure(self, node: int, incarnation: int, cause: str) -> None:
-        """Notify the scheduler that runs here, from any thread, that a node's process has exited.
+        """Notify the local scheduler that a node's process has exited. Thread-safe.
 
         Args:
             node: the id of the node.
             incarnation: number of earlier processes of this node.
-            cause: how it has exited.
+            cause: why it exited.
         """
         self._notice_sender.send(msgpack.encode((node, incarnation, cause)))
 
@@ -97,9 +97,9 @@ class Service:
         """Serve in this thread until the process ends.
 
         Raises:
-            KVStoreError: The node cannot listen in its folder, or the scheduler rejects it.
+            KVStoreError: The node cannot create its socket.
         """
-        torch.set_num_threads(1)  # other processes of this host need the processors
+        torch.set_num_threads(1)  # other processes on this host need the CPUs
         _keep_freed_memory()
         self._open()
         while True:
@@ -113,7 +113,7 @@ class Service:
             self._listener = listen(node.path(node.id))
         except OSError as e:
             raise KVStoreError(
-                f"{node.role} {node.index} cannot listen at {endpoint}: {e}. "
+                f"{node.role} {node.index} cannot listen on {endpoint}: {e}. "
                 "Use an existing, writable folder."
             ) from e
         self._link.poller.register(self._notice_receiver, zmq.POLLIN)
@@ -164,13 +164,13 @@ class Service:
     # -- nodes that send requests -----------------------------------------------
 
     def _accept(self) -> None:
-        """Accept a connection of a process of this host."""
+        """Accept a connection from a process on this host."""
         sock, _ = self._listener.accept()
         connection = LocalConnection(sock, self._link.poller, wait=False)
         self._local_peers[connection.fileno()] = connection, Peer(connection.send)
 
     def _serve_all(self, ready: Mapping[Any, int]) -> None:
-        """Handle one batch of each ready peer, and send the responses together."""
+        """Handle one batch from each ready peer, and send the responses together."""
         responses: list[Message] = []
         for fd in ready:
             if fd in self._local_peers:
@@ -196,7 +196,7 @@ class Service:
         return responses
 
     def _remote_peer(self, identity: bytes) -> Peer:
-        """Return the process of another host with this identity."""
+        """Return the process on another host with this connection identity."""
         if identity not in self._remote_peers:
 
             def send(header: bytes, body: Sequence[memoryview]) -> None:
@@ -206,7 +206,7 @@ class Service:
         return self._remote_peers[identity]
 
     def _route_responses(self, request: Request, peer: Peer) -> None:
-        """Send responses for the request's node to this peer, unless it was replaced."""
+        """Send responses for the request's node to this peer, unless its process was replaced."""
         peer.incarnation = request.number // INCARNATION_STRIDE
         if peer.incarnation >= self._routes.get(request.node, peer).incarnation:
             self._routes[request.node] = peer
@@ -214,7 +214,7 @@ class Service:
     # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Record each message, then send it, so that the trace has every received response."""
+        """Send messages; a response is recorded first, so the trace has every response received."""
         if self.quiesced:
             return
         batches: dict[int, list[Message]] = {}

@@ -1,4 +1,4 @@
-"""A server of a run, with its :class:`KVServer` and its copies of another server's values.
+"""A server in a run, with its :class:`KVServer` and its copies of another server's values.
 
 With one backup per server, a crash loses no acknowledged push.
 
@@ -86,7 +86,8 @@ class Backup:
 class ServerSession:
     """Registers a server and passes requests to its KVServer, without I/O.
 
-    ``stores`` holds the values that it serves, by server, including servers that it has replaced.
+    ``stores`` holds the values that it serves, by server, including servers that it has taken over
+    from.
     ``replicas`` holds its copies of other servers' values.
 
     Args:
@@ -98,7 +99,7 @@ class ServerSession:
         self.stores: dict[int, KVServer] = {}
         self.replicas: dict[int, KVServer] = {}
         self.backup = Backup(node.id)
-        self._departed: list[Departed] = []  # workers
+        self._departed: list[Departed] = []  # notices of workers' exits
 
     def handle_response(self, response: Response) -> list[Message]:
         """Handle a response from the scheduler or the backup."""
