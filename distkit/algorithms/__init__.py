@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distkit.algorithms.use import use_algorithm
     from distkit_parallel.schedules import PIPELINES
 
-#: The public names of each module.
+#: Public names, by module.
 _EXPORTS = {
     "distkit.algorithms.all_reduce": ["ALL_REDUCES"],
     "distkit.algorithms.all_reduce.halving_doubling": ["halving_doubling_all_reduce"],

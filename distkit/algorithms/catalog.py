@@ -17,11 +17,11 @@ class Described:
     """An entry of a catalog.
 
     Args:
-        name: its key in the catalog.
-        title: its name for headings.
-        summary: one sentence about it.
-        source: its paper or documentation.
-        cost: its cost, as formulas to display.
+        name: the key in the catalog.
+        title: the name in headings.
+        summary: a description in one sentence.
+        source: the paper or documentation.
+        cost: the cost formulas, for display.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Algorithm(Described):
         """Return the number of rounds on n ranks.
 
         A rank may send or receive several messages in one round, one after another. The root of
-        "reduce_broadcast" has n-1 in each of two rounds, which :class:`~distkit.Compare` counts
-        as 2(n-1) consecutive exchanges.
+        "reduce_broadcast" has n-1 messages in each of two rounds, which :class:`~distkit.Compare`
+        counts as 2(n-1) consecutive exchanges.
         """
         return sum(1 for _ in self.schedule(n))
 

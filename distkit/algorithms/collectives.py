@@ -365,7 +365,7 @@ def barrier_schedule(n: int) -> Schedule:
 
 @COLLECTIVES.register(
     title="Barrier",
-    summary="every rank notifies the ranks at distance 1, 2, 4, … of arrivals",
+    summary="every rank notifies the ranks at distance 1, 2, 4, … in turn",
     source="Hensgen, Finkel & Manber, 1988",
     cost="⌈lg n⌉α",
     schedule=barrier_schedule,

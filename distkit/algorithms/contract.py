@@ -82,7 +82,7 @@ _hosts: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
 
 
 def hosts_of(group: Group = None) -> Hosts:
-    """Return the group ranks of each host, with hosts ordered by their first rank.
+    """Return the group ranks on each host, with hosts ordered by their first rank.
 
     If the launcher put all ranks on one host, nothing is exchanged. Otherwise, the first call for a
     group is collective: it publishes this rank's host name in the store and waits for the host
@@ -109,7 +109,7 @@ def hosts_of(group: Group = None) -> Hosts:
 
 
 def layout(group: Group, devices_per_host: int | None) -> Hosts:
-    """Return the ranks of each host, specified or detected; [] if all are on one host."""
+    """Return the ranks on each host, as specified or detected; [] if one host is detected."""
     if devices_per_host is not None:
         return neighbors(dist.get_world_size(group), devices_per_host)
     hosts = hosts_of(group)

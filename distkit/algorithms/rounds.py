@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int_]
 Bools = NDArray[np.bool_]
-#: The ranks of each host.
+#: The ranks on each host.
 Hosts = Sequence[Sequence[int]]
 Numbers = Any  # a number or an array
 

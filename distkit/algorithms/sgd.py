@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def sync_initial_weights(model: nn.Module, *, src: int = 0) -> None:
-    """Broadcast weights and buffers (such as batch statistics) of rank ``src`` to all replicas."""
+    """Broadcast weights and buffers (e.g. batch statistics) from rank ``src`` to all replicas."""
     with torch.no_grad():
         for w in (*model.parameters(), *model.buffers()):
             dist.broadcast(w, src)
@@ -44,8 +44,8 @@ def sync_gradients(
 
     Args:
         model: a model, or its parameters. A missing gradient counts as zeros. If no replica has a
-            gradient of a parameter, it remains None, and optimizers skip it. Sparse gradients
-            become dense.
+            gradient for a parameter, it remains None, and optimizers skip the parameter. Sparse
+            gradients become dense.
         count: n_r, the number of examples behind this replica's mean gradient, 0 or more; None if
             it is the same on all replicas.
         all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.

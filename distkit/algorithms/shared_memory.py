@@ -61,7 +61,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         group: the process group; None means the default group.
 
     Raises:
-        ValueError: Tensors differ between ranks of a host.
+        ValueError: Tensors differ between the ranks on a host.
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
@@ -127,7 +127,7 @@ class Segment:
         self._lock.acquire()
 
     def reduce(self, x: Tensor, op: ReduceOp) -> None:
-        """Reduce ``x`` over the ranks of this host, in place."""
+        """Reduce ``x`` over the ranks on this host, in place."""
         reduce, signature = _REDUCE[op], _signature_of(x, op)
         if x.nbytes * self.n <= SMALL:
             slots, _ = self.write(x, signature)
@@ -215,7 +215,7 @@ class Segment:
 def _map_shared(group: dist.ProcessGroup, local_ranks: Sequence[int], size: int) -> Tensor:
     """Map memory that one rank creates and the others open.
 
-    On Linux, the memory has no name and is freed when the last process that maps it ends.
+    On Linux, the memory has no name and is freed when the last process that maps it exits.
     """
     store, key = group.get_group_store(), f"distkit/shared_memory/{local_ranks[0]}"
     rank = dist.get_rank(group)
