@@ -7,7 +7,7 @@
     cluster = dk.Cluster(4)                  # four real ranks, one process each
     run = cluster.run(fn)                    # fn on every rank -> results and a trace
     run.trace.messages                       # the messages between ranks, with their times
-    dk.Timeline(run.trace)                   # the same messages as a picture
+    dk.Timeline(run.trace)                   # the same messages, drawn as a timeline
 
 Importing distkit is fast, because torch and ipyparallel are imported only when needed.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: The public names of each module.
+#: Public names, by module.
 _EXPORTS = {
     # starting ranks and running functions on them
     "distkit.cluster.cluster": ["Cluster"],

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 #: Maximum number of intervals between the labels of an axis.
 MAX_TICKS = 8
 
-#: The word for a rank in texts about a run: "worker" if the run has servers.
+#: The noun for a rank in texts about a run: "worker" if the run has servers.
 RANK_NOUN: ContextVar[str] = ContextVar("RANK_NOUN", default="rank")
 
 
@@ -86,7 +86,7 @@ def joined(words: Sequence[str]) -> str:
 def named(ranks: Iterable[int], noun: str = "") -> str:
     """Format ranks in ascending order, and abbreviate long lists.
 
-    ``noun`` is the word for a rank, by default :data:`RANK_NOUN`.
+    ``noun`` is the noun for a rank, by default :data:`RANK_NOUN`.
 
     >>> named([3]), named([2, 0, 3]), named(range(100))
     ('rank 3', 'ranks 0, 2 and 3', 'ranks 0, 1, 2 … 99 (100 in all)')

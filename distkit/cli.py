@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _starts_remainder(word: str, words: list[str]) -> bool:
-    """Return whether the arguments from here on are for another program, such as JupyterLab."""
+    """Return whether this and the following arguments are for another program, e.g. JupyterLab."""
     return word == "--" or (
         words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
     )
@@ -180,7 +180,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def _bench(args: argparse.Namespace, remainder: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
-            "the benchmarks are not installed with distkit: get the source code, then run: "
+            "the benchmarks are not installed with distkit. Clone the source, then run: "
             "pip install --editable FOLDER"
         )
     sys.path.insert(0, str(CHECKOUT))
@@ -272,14 +272,14 @@ COMMANDS = {
             "--seed": {
                 "type": int,
                 "metavar": "S",
-                "help": "seed for the ranks' random numbers, to make the run repeatable",
+                "help": "seed for the ranks' random numbers, to repeat a run",
             },
             "--out": {
                 "type": Path,
                 "default": Path("trace.gz"),
                 "metavar": "FILE",
-                "help": "the trace file (default: trace.gz); with torchrun, each rank also writes "
-                "a file to a folder with this name, without .gz",
+                "help": "the trace file (default: trace.gz); with torchrun, each rank writes a "
+                "file into a folder with this name, without .gz",
             },
             "--html": {"type": Path, "metavar": "FILE", "help": "also write a replay page"},
             "command": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
@@ -321,7 +321,7 @@ COMMANDS = {
             "finding": {
                 "nargs": "?",
                 "metavar": "CODE",
-                "help": "the code or name of a finding (default: list all findings)",
+                "help": "a finding's code or name (default: list all findings)",
             }
         },
     ),

@@ -1,6 +1,6 @@
 """Consistency models: which gradients an update applies and which workers a pull waits for.
 
-No side effects.
+The functions have no side effects.
 
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for

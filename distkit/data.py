@@ -1,4 +1,4 @@
-"""Data for data-parallel training: batches of one replica, evaluation, and a dataset of digits.
+"""Data for data-parallel training: batches for one replica, evaluation, and a dataset of digits.
 
 ::
 
@@ -98,7 +98,7 @@ class Plan:
         replicas: number of replicas.
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
-        seed: seed of the random order, or None for the order of the data.
+        seed: seed for the random order, or None for the order of the data.
         epoch: number of earlier epochs; each epoch has a different random order.
 
     >>> plan = Plan(AutoShardPolicy.DATA, global_batch=4, replicas=2, samples=10)
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Number of samples of each replica in an epoch."""
+        """Number of samples that each replica uses in an epoch."""
         steps, remainder = divmod(self.samples, self.global_batch)
         if self.policy is not AutoShardPolicy.DATA:
             return tuple(len(_order(self, replica)) for replica in range(self.replicas))
@@ -161,7 +161,7 @@ def make_plan(
     policy: AutoShardPolicy | str = AutoShardPolicy.AUTO,
     seed: int | None = None,
 ) -> Plan:
-    """Return the plan of the data under a policy, with AUTO resolved.
+    """Return the plan for the data under a policy; AUTO is resolved to FILE or DATA.
 
     Args:
         global_batch: number of samples per step across all replicas, at least one per replica.
@@ -169,7 +169,7 @@ def make_plan(
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
         policy: a policy or its name.
-        seed: seed of the random order, or None for the order of the data.
+        seed: seed for the random order, or None for the order of the data.
 
     Raises:
         ValueError: The global batch has fewer samples than there are replicas, the policy is
@@ -227,7 +227,7 @@ def _file_ranges(plan: Plan) -> list[range]:
 
 
 def _shuffle(blocks: list[range], seed: list[int]) -> array[int]:
-    """Return shuffled blocks in random order, so that only one file is read at any time."""
+    """Return shuffled blocks in random order, so that only one file is read at a time."""
     rng = np.random.default_rng(seed)
     parts = [np.asarray(rng.permutation(blocks[i])) for i in rng.permutation(len(blocks))]
     return array("q", np.concatenate(parts).astype(np.int64).tobytes())
@@ -247,14 +247,14 @@ class DistributedDataset:
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
             of the same length; or a list of ``.npy`` and ``.npz`` files. Every rank must be able
-            to read the files; it has only one file in memory at any time.
+            to read the files, and has only one of them in memory at a time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
         policy: assignment of samples to replicas, see :class:`~distkit.data.AutoShardPolicy`.
         shuffle: whether to shuffle in each epoch. A complete iteration ends the epoch;
             :meth:`set_epoch` sets the epoch, as in torch's DistributedSampler.
-        seed: seed of the shuffle, the same on every replica.
+        seed: seed for shuffling, the same on every replica.
 
     Raises:
         ValueError: The global batch has fewer samples than there are replicas, ``replica`` is out
@@ -327,7 +327,7 @@ class _Arrays:
         return len(self._tensors[0])
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Return the samples of these rows; a range returns a view, not a copy."""
+        """Return the samples in these rows; for a range, as a view instead of a copy."""
         index = (
             slice(rows.start, rows.stop, rows.step)
             if isinstance(rows, range)
@@ -347,7 +347,7 @@ class _Items:
         return len(self._dataset)
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Return the samples of these rows as one batch, made by torch's collate function."""
+        """Return the samples in these rows as one batch, made by torch's collate function."""
         getitems = getattr(self._dataset, "__getitems__", None)
         samples = (
             getitems(list(rows)) if getitems and rows else [self._dataset[row] for row in rows]
@@ -377,7 +377,7 @@ class _Files:
         return self._ends[-1]
 
     def take(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the samples of these rows, as one batch."""
+        """Return the samples in these rows, as one batch."""
         runs = groupby(rows, key=lambda row: bisect_right(self._ends, row))
         parts = [self._take_from(file, list(group)) for file, group in runs]
         parts = parts or [self._take_from(self._latest, [])]
@@ -498,7 +498,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
     source, was_training = open_data(data), model.training
     samples = range(len(source))
     batches = [samples[first : first + batch] for first in samples[::batch]]
-    sums = [(0.0, 0)] * len(batches)  # each batch's sum of the metric and size
+    sums = [(0.0, 0)] * len(batches)  # each batch's metric sum and size
     device = next((w.device for w in model.parameters()), torch.device("cpu"))
     model.eval()
     try:

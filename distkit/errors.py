@@ -8,7 +8,7 @@
     │   └── StoppedError        it was used after stop()
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank; its traceback is in the message
-    │   │   └── RankDied        a rank's process exited in the middle of the run
+    │   │   └── RankDied        a rank's process exited during the run
     │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
     │   │   └── MismatchError   their calls do not match in size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
@@ -122,7 +122,7 @@ class RankError(RunError):
 
 
 class RankDied(RankError):
-    """A rank's process exited in the middle of the run.
+    """A rank's process exited during the run.
 
     ``line`` is the line of the crash if it was reported, otherwise the line of the last recorded
     call.
@@ -133,10 +133,10 @@ class DeadlockError(RunError):
     """Ranks waited for each other forever and were stopped.
 
     ``findings`` lists which ranks waited for which ranks and on which lines, with a remedy. A
-    notebook shows a picture of the waits above the message.
+    notebook shows a diagram of the waits above the message.
     """
 
-    #: Returns the findings and the picture as a MIME bundle; ``brief`` omits the findings' texts.
+    #: Returns the findings and the diagram as a MIME bundle; ``brief`` omits the findings' texts.
     draw: Callable[..., dict[str, str]] = staticmethod(lambda brief=False: {})
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
@@ -145,11 +145,11 @@ class DeadlockError(RunError):
         self._shown = False
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """Return the findings and the picture, for ``display(error)``."""
+        """Return the findings and the diagram, for ``display(error)``."""
         return self.draw() or {"text/plain": repr(self)}
 
     def _render_traceback_(self) -> list[str]:
-        if not self._shown and (picture := self.draw(brief=True)):  # a kernel calls this twice
+        if not self._shown and (picture := self.draw(brief=True)):  # IPython calls this twice
             from IPython.display import display
 
             self._shown = True
@@ -170,7 +170,7 @@ class NotPicklableError(RunError, TypeError):
 
 
 class RunInterrupted(RunError):
-    """The run was interrupted, as by ``cluster.interrupt()``, or its cluster was stopped."""
+    """The run was interrupted, e.g. by ``cluster.interrupt()``, or its cluster was stopped."""
 
 
 class StepError(DistkitError):

@@ -186,7 +186,7 @@ def key_name(key: object) -> str:
 class CallRecord:
     """The fields that an :class:`Event` and a :class:`Span` have in common.
 
-    ``time`` is in seconds on a monotonic clock common to the host's processes, and
+    ``time`` is in seconds on a monotonic clock shared by the processes on a host, and
     ``nbytes`` in bytes. ``peer`` is a global rank: the other end of a point-to-point
     call or of a request, or the root of a rooted collective. ``shape`` and ``dtype``
     describe the tensor. ``tag`` is the tag of a point-to-point call, ``where`` the user's
@@ -202,7 +202,7 @@ class CallRecord:
     mark of ``watch_gradients``      ``watched`` ("gradient", "reference", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
                                      ``norms`` of the ``layers``, which the first such mark names
-    mark of a destroyed group        ``destroyed``: its name; ``open``: calls on it not waited for
+    mark of a destroyed group        ``destroyed``: the group; ``open``: its calls not waited for
     mark of a server's update        ``key``, the new ``version``, the ``workers`` whose gradients
                                      it applies, and how ``late`` each gradient is, in updates
     collective                       ``reduction`` (unless sum), ``gradients`` (True: sent by a
@@ -215,8 +215,8 @@ class CallRecord:
     store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they
                                      differ from the defaults
-    init, push, pull; their replies  ``key``, or ``optimizer``; of a scheduled call, ``keys`` if
-                                     there are several; of a reply, ``refused`` or ``dropped``
+    init, push, pull; their replies  ``key``, or ``optimizer``; for a scheduled call, ``keys`` if
+                                     there are several; for a reply, ``refused`` or ``dropped``
     any, while scheduled             ``caller``: the line that called the reference implementation
                                      at ``where``, such as ``ring_all_reduce``; stepped runs only
     any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;

@@ -24,7 +24,7 @@ from distkit.errors import CompanionError
 #: A folder with one of these packages counts as a library folder, even without metadata.
 _TYPICAL_PACKAGES = ("torch", "numpy", "ipyparallel")
 
-#: The program of distkit's own processes; it sets the path before it imports anything else.
+#: The program that distkit's own processes run; it sets the path before it imports anything else.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1].split('\\n'); "
     "from distkit.imports import call_target; call_target(*sys.argv[2:])"
@@ -32,7 +32,7 @@ _PROGRAM = (
 
 
 def load(module: str) -> ModuleType:
-    """Import a module of distkit or of a companion.
+    """Import a module from distkit or a companion.
 
     Raises:
         CompanionError: the companion is not installed.
@@ -58,7 +58,7 @@ def attributes(
     exports: Mapping[str, str],
     modules: Mapping[str, str] | None = None,
 ) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports its public names on first use.
+    """Return a ``__getattr__`` for a package, which imports public names on first use.
 
     Args:
         package: the name of the package.

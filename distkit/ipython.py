@@ -4,8 +4,8 @@
 
     %%ranks                     run the cell on every rank
     %%ranks 0,2                 only on these ranks
-    %%ranks --step              pause before each communication, in the cockpit
-    %%ranks --seed 3            with this seed for random numbers
+    %%ranks --step              pause before each communication call, in the cockpit
+    %%ranks --seed 3            seed the random numbers
 
 Each is a short form of :meth:`distkit.Cluster.execute` on the latest cluster.
 
@@ -40,7 +40,7 @@ _NOT_A_RANK = (
 
 
 def install(shell: Any) -> None:
-    """Add ``%%ranks`` and the cards to a shell and shorten the tracebacks of users' mistakes."""
+    """Add ``%%ranks`` and HTML cards to a shell, and shorten tracebacks for users' mistakes."""
     show_as_html(shell)
     if hasattr(shell, "kernel"):
         warnings.showwarning = _show_warning
@@ -75,7 +75,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Replace ``warnings.showwarning``; warnings of other libraries remain text."""
+    """Replace ``warnings.showwarning``; warnings from other libraries remain text."""
     frame = sys._getframe(1)
     while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
         frame = frame.f_back
@@ -147,7 +147,7 @@ def _explain_name(error: RankError) -> None:
 
 
 def _with_short_errors(original: Any) -> Any:
-    """Return IPython's ``structured_traceback``, with brief tracebacks of users' mistakes."""
+    """Wrap IPython's ``structured_traceback``, to shorten tracebacks for users' mistakes."""
 
     def structured_traceback(
         kind: Any, error: Any = None, tb: TracebackType | None = None, *args: Any, **kwargs: Any
