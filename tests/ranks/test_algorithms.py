@@ -190,7 +190,7 @@ INVALID_INPUTS = {
 
 
 def test_invalid_input_raises_before_any_message() -> None:
-    """Every rank gets the error of every algorithm, and continues."""
+    """Every rank gets the error from every algorithm, and continues."""
 
     def program() -> list[tuple[str, str, str, str]]:
         errors = []

@@ -1,4 +1,4 @@
-"""Mistakes of beginners on ranks, and their errors."""
+"""Beginners' mistakes on ranks, and the resulting errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A sample of the bug suite, one program of each class; ``make stress`` runs all of it.
+"""A sample of the bug suite, one program from each class; ``make stress`` runs all of it.
 
 The classes are those of the MPI Bugs Initiative (an incorrect and a correct program), threads, and
-the themes of bugs from issues: each takes a different path through the diagnosis.
+the themes of bugs in issues: each takes a different path through the diagnosis.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def call_with_length(name: str, n: int, length: int) -> None:
     """Call a reference implementation with ``length`` elements in all chunks together."""
     x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
     part, call, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
-    sizes = torch.ones(length).tensor_split(n * n)  # the data of i for j
+    sizes = torch.ones(length).tensor_split(n * n)  # the data from i to j
     arguments: dict[str, tuple[Any, ...]] = {
         "broadcast": (x,),
         "reduce": (x,),

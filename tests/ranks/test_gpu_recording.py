@@ -62,9 +62,9 @@ def test_call_ends_with_the_device_and_recording_does_not_wait() -> None:
         assert second.before is None or second.before.max == 3.0  # it arrived in time
         assert first.end is not None and second.end is not None
         assert second.end - first.end >= paused
-        facts = dict(second.attributes)
-        assert facts.pop("device_seconds") >= 0
-        assert facts == {"device": "pretend:0", "stream": 0, "memory": 4096}
+        attributes = dict(second.attributes)
+        assert attributes.pop("device_seconds") >= 0
+        assert attributes == {"device": "pretend:0", "stream": 0, "memory": 4096}
 
 
 def test_thread_that_waits_for_a_hung_device_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""Release of ranks that wait for their GPUs in C++."""
+"""Release of ranks that are blocked in C++ on a GPU."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_mistake_without_a_hang_is_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.servers])
-def test_hang_of_a_parameter_server_is_explained(name: str) -> None:
+def test_parameter_server_hang_is_explained(name: str) -> None:
     case = ALL[name]
     _, error = outcome(case)
     assert isinstance(error, dk.errors.DeadlockError)

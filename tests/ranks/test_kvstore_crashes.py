@@ -25,7 +25,7 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers that serve many runs."""
+    """2 workers and 2 servers that several runs share."""
     with start_nodes(2, 2) as nodes:
         yield nodes
 
@@ -47,10 +47,10 @@ def flag_of(nodes: Nodes, name: str) -> Path:
     return Path(gettempdir(), f"kv-{parent}-{name}")
 
 
-# -- a server that ends -------------------------------------------------------------
+# -- a server that exits -------------------------------------------------------------
 
 
-def adds_while_a_server_ends(kv: KVStore) -> list[float]:
+def add_while_a_server_exits(kv: KVStore) -> list[float]:
     kv.set_optimizer(kvstore.SGD(learning_rate=-1, momentum=0.0))
     keys = list(range(6))
     kv.init([*keys, "big"], [torch.zeros(1)] * 6 + [torch.zeros(50_000)])
@@ -71,7 +71,7 @@ def adds_while_a_server_ends(kv: KVStore) -> list[float]:
 def test_killed_server_loses_no_acknowledged_push(
     killable_nodes: Nodes, mode: str, server: int
 ) -> None:
-    killable_nodes.begin(mode, adds_while_a_server_ends, replication=2, bigarray_bound=1000)
+    killable_nodes.begin(mode, add_while_a_server_exits, replication=2, bigarray_bound=1000)
     reached = flag_of(killable_nodes, "now")
     wait_until(reached.exists)
     reached.unlink()
@@ -80,7 +80,7 @@ def test_killed_server_loses_no_acknowledged_push(
     assert [killable_nodes.result(0), killable_nodes.result(1)] == [expected] * 2
 
 
-def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
+def adapt_while_a_server_exits(kv: KVStore) -> list[torch.Tensor]:
     """Use two optimizers with momentum, and replace one of them."""
     kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5, wd=0.1)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, keys=["h"])
@@ -98,9 +98,9 @@ def adapts_while_a_server_ends(kv: KVStore) -> list[torch.Tensor]:
 
 
 def test_optimizer_state_survives_the_death_of_a_server(killable_nodes: Nodes) -> None:
-    (expected, _), before = InProcess(2, 2, bound=100).run(adapts_while_a_server_ends), os.getppid()
+    (expected, _), before = InProcess(2, 2, bound=100).run(adapt_while_a_server_exits), os.getppid()
     Path(gettempdir(), f"kv-{before}-now").unlink()
-    killable_nodes.begin("dist_sync", adapts_while_a_server_ends, replication=2, bigarray_bound=100)
+    killable_nodes.begin("dist_sync", adapt_while_a_server_exits, replication=2, bigarray_bound=100)
     reached = flag_of(killable_nodes, "now")
     wait_until(reached.exists)
     reached.unlink()
@@ -111,7 +111,7 @@ def test_optimizer_state_survives_the_death_of_a_server(killable_nodes: Nodes) -
 
 
 def test_server_death_without_replicas_raises(killable_nodes: Nodes) -> None:
-    killable_nodes.begin("dist_async", adds_while_a_server_ends)
+    killable_nodes.begin("dist_async", add_while_a_server_exits)
     reached = flag_of(killable_nodes, "now")
     wait_until(reached.exists)
     reached.unlink()

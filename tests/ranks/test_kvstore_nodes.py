@@ -26,7 +26,7 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
-    """3 workers and 2 servers that serve many runs."""
+    """3 workers and 2 servers that several runs share."""
     with start_nodes(3, 2) as nodes:
         yield nodes
 
@@ -42,10 +42,10 @@ def pair(fork_server: None) -> Iterator[Nodes]:
 
 
 def push_from_two_devices(kv: KVStore, *, device: str) -> list[object]:
-    """Push gradients of two devices per worker for a small, a large and a narrow key."""
-    shapes = {"small": (3,), "big": (300, 100), "narrow": (5,)}
-    kinds = {"narrow": torch.bfloat16}
-    tensors = {k: torch.zeros(shape, dtype=kinds.get(k)) for k, shape in shapes.items()}
+    """Push gradients from two devices per worker for a small, a large and a bfloat16 key."""
+    shapes = {"small": (3,), "big": (300, 100), "low_precision": (5,)}
+    dtypes = {"low_precision": torch.bfloat16}
+    tensors = {k: torch.zeros(shape, dtype=dtypes.get(k)) for k, shape in shapes.items()}
     kv.init([*shapes], [*tensors.values()])
     for n in range(3):
         both = [

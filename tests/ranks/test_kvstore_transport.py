@@ -1,4 +1,4 @@
-"""Transport of tensors and messages of the parameter server, and its access control."""
+"""Transport of the parameter server's tensors and messages, and its access control."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair(fork_server: None) -> Iterator[Nodes]:
 
 
 def large(kv: KVStore) -> list[bool]:
-    """Return for several rounds whether all pulled tensors are bitwise correct."""
+    """Return whether all pulled tensors are bitwise correct, for each of five rounds."""
     names = ["float16", "float32", "float64", "int64", "complex64", "uint8"]
     n = LARGE
     zeros = [torch.zeros(n, dtype=getattr(torch, name)) for name in names]
@@ -42,7 +42,7 @@ def large(kv: KVStore) -> list[bool]:
         gradients = [(torch.arange(n) % 7 + kv.rank + round_).to(z.dtype) for z in zeros]
         kv.push(names, gradients)
         for tensor in gradients:
-            tensor.zero_()  # the push has taken the values: this change must not be visible
+            tensor.zero_()  # the push has copied the values, so this has no effect
         found = kv.pull(names)
         out = torch.empty(n, dtype=torch.float32)
         kv.pull("float32", out=out)
@@ -77,7 +77,7 @@ def test_random_bytes_have_no_effect(pair: Nodes) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, new_keys()], ids=["no keys", "other keys"])
-def test_worker_of_another_host_gets_no_reply_without_the_keys(
+def test_worker_on_another_host_gets_no_reply_without_the_keys(
     keys: tuple[str, str] | None, tmp_path: Path
 ) -> None:
     with start_nodes(2, 1, keys=new_keys(), address="127.0.0.1") as nodes:

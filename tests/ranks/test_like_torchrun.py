@@ -1,4 +1,4 @@
-"""The environment of a program on a rank equals torchrun's."""
+"""A program runs in the same environment on a rank as under torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes of layouts, and the pieces of models on ranks."""
+"""Device meshes for layouts, and the shards of models on ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import distkit as dk
 from distkit_parallel import Layout, shards, split
 
 
-def pieces(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
+def shards_of(entries: list[dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
     (entry,) = [e for e in entries if e["name"] == name]
-    return [tuple(piece.values()) for piece in entry["shards"]]
+    return [tuple(shard.values()) for shard in entry["shards"]]
 
 
 def test_mesh_follows_the_layout() -> None:
@@ -46,7 +46,7 @@ def test_mesh_follows_the_layout() -> None:
 
 
 def test_shards_of_a_three_dimensional_tensor_match_local_values() -> None:
-    """The pieces match the ranks' values."""
+    """The shards match the ranks' values."""
     full = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
 
@@ -61,7 +61,7 @@ def test_shards_of_a_three_dimensional_tensor_match_local_values() -> None:
     for i, placements in enumerate(cases):
         for rank, result in enumerate(results):
             entries, local = result[i]
-            owner, offset, shape, placement = pieces(entries, "x")[rank]
+            owner, offset, shape, placement = shards_of(entries, "x")[rank]
             assert owner == rank
             where = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
             assert torch.equal(full[where], local)
@@ -95,9 +95,9 @@ def test_shards_of_a_model_match_its_layout() -> None:
     assert [entry["shape"] for entry in model] == [[8, 6], [8], [3, 8], [3]]
     both = {tuple(p["offset"]) for e in model if e["name"] == "0.weight" for p in e["shards"]}
     assert both == {(0, 0), (2, 0), (4, 0), (6, 0)}
-    assert pieces(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
+    assert shards_of(model, "1.bias")[-1] == (3, [2], [1], "Shard(0)")
     assert "    rank 3: [2:3] (1), Shard(0)" in repr(dk.simulation.ShardMap(model)).splitlines()
-    assert [pieces(stages, f"{s}.bias") for s in range(4)] == [
+    assert [shards_of(stages, f"{s}.bias") for s in range(4)] == [
         [(s, [0], [2], "Replicate()")] for s in range(4)
     ]
-    assert {piece[3] for piece in pieces(row, "row")} == {"Partial(sum)"}
+    assert {shard[3] for shard in shards_of(row, "row")} == {"Partial(sum)"}

@@ -31,7 +31,7 @@ loss_fn = nn.functional.mse_loss
 
 
 def run_in_one_process(rows: int = ROWS) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-    """Return the loss and gradients by layer of one process."""
+    """Return the loss, and the gradients by layer, from one process."""
     layers, (x, y) = model(), batch(rows)
     loss = loss_fn(layers(x), y)
     loss.backward()

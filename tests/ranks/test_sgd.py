@@ -160,7 +160,7 @@ def test_accumulated_gradients_equal_one_large_batch() -> None:
     assert len(run.trace.collectives) == 2
 
 
-def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
+def test_local_sgd_with_one_step_is_synchronous_sgd() -> None:
     def local(every: int) -> tuple[Tensor, Tensor]:
         model, (x, y) = net(), dk.data.shard(*images(240))
         batches = list(zip(x.split(10), y.split(10), strict=True))
@@ -182,7 +182,7 @@ def test_local_sgd_of_one_step_is_synchronous_sgd() -> None:
 
 
 def record_training(change: str = "") -> None:
-    """Record a training of 4 steps with an injected mistake."""
+    """Record 4 training steps with an injected mistake."""
     rank, n, model = dist.get_rank(), dist.get_world_size(), net()
     if change == "initial" and rank == 1:
         model[2].weight.data += 0.1

@@ -44,7 +44,7 @@ def shards(strategy: Strategy, batch: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
-    """Return losses and weights of two epochs."""
+    """Return the losses and weights from two epochs."""
     torch.manual_seed(dist.get_rank() if strategy.num_replicas_in_sync > 1 else 0)
     with strategy.scope():
         model = network()
@@ -92,7 +92,7 @@ def test_every_optimizer_makes_the_same_steps(make, options) -> None:
     )
 
 
-def test_batch_smaller_than_the_replicas_counts_only_its_rows() -> None:
+def test_batch_with_fewer_rows_than_replicas_counts_only_its_rows() -> None:
     check_equal_to_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
 
 

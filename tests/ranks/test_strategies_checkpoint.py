@@ -55,7 +55,7 @@ def train(strategy: Strategy, folder: Path, action: str, hidden: int = 7):
 
 
 def train_on(ranks: int, strategy: Strategy, folder: Path, action: str) -> list:
-    """Return the results by rank, or of this process."""
+    """Return the results by rank, or the result of this process."""
     if not ranks:
         return [train(strategy, folder, action)]
     return run_ranks(train, ranks, strategy, folder, action).results
@@ -82,7 +82,7 @@ def test_training_resumes_on_other_ranks(
 
 
 @pytest.mark.parametrize("kind", [FullyShardedStrategy, CentralStorageStrategy])
-def test_checkpoint_of_another_model_raises_on_all_ranks(tmp_path: Path, kind) -> None:
+def test_checkpoint_from_another_model_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     train(Strategy(), tmp_path, "save")
     with pytest.raises(
         RankError, match=r"0.weight is \(7, 6\) in the checkpoint and \(8, 6\)"
@@ -169,7 +169,7 @@ def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_pat
 
 
 def save_and_load_a_sum(strategy: Strategy, folder: Path) -> list[float]:
-    """Save 4 + 3 of two replicas; return the value of each after loading."""
+    """Save sums of 4 and 3 on two replicas; return a float and an integer part after loading."""
     with strategy.scope():
         variables = nn.ModuleList(
             Variable(torch.tensor(0, dtype=dtype), synchronization="ON_READ", aggregation="SUM")
@@ -206,7 +206,7 @@ def cannot_write(strategy: Strategy, file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
-def test_write_error_of_the_chief_raises_on_all_ranks(tmp_path: Path, kind) -> None:
+def test_write_error_on_the_chief_raises_on_all_ranks(tmp_path: Path, kind) -> None:
     file = tmp_path / "file"
     file.touch()
     for messages in run_ranks(cannot_write, 2, kind(), file).results:

@@ -16,7 +16,7 @@ from distkit.events import Op, State
 
 
 def hooks() -> list[bool]:
-    """Return which functions of torch are replaced on this rank."""
+    """Return which torch functions are replaced on this rank."""
     functions = c10d._new_group_with_tag, c10d._warn_not_in_group, dist.Work.wait
     hooked = [
         "distkit/recording/" in str(getattr(function, "__code__", None)) for function in functions
@@ -107,7 +107,7 @@ def test_every_collective_is_recorded_once_on_every_rank() -> None:
     assert all(matched.count(m) == 2 for m in matched)
 
 
-def test_new_group_is_a_collective_of_all() -> None:
+def test_new_group_is_a_collective_over_all_ranks() -> None:
     def program() -> list[Any]:
         pair, all_ranks = dist.new_group([0, 1]), dist.new_group()
         dist.new_group([0, 1], use_local_synchronization=True)

@@ -82,7 +82,7 @@ def test_indivisible_features_raise() -> None:
         assert all(text.startswith("7 features on 2 tensor-parallel ranks") for text in errors)
 
 
-def test_layers_of_a_subgroup_use_its_ranks() -> None:
+def test_layers_on_a_subgroup_use_its_ranks() -> None:
     """Two replicas of two halves, on a layout's mesh."""
 
     def program() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Real dumps and profiles of torch, read as traces."""
+"""Real torch dumps and profiles, read as traces."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_profile_is_drawn_as_timeline(tmp_path: Path) -> None:
     recorded = dk.run_ranks(program, 2).trace
     trace = dk.Trace.load(tmp_path)
 
-    def facts(t: dk.Trace) -> list[object]:
+    def summary_of(t: dk.Trace) -> list[object]:
         calls = [s for s in t.spans if s.op is not Op.MARK]
         return sorted((s.rank, str(s.op), s.group, s.nbytes, s.shape, s.dtype) for s in calls)
 
-    assert facts(trace) == facts(recorded)
+    assert summary_of(trace) == summary_of(recorded)
     assert len(trace.collectives) == 3
     assert {s.label for s in trace.spans if s.op is Op.MARK} == {"forward"}

@@ -171,7 +171,7 @@ def waiting() -> bool:
     return False
 
 
-def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
+def test_hang_is_diagnosed_and_interrupted_from_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
     command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
     with background_process(command, stderr=subprocess.PIPE) as process:
@@ -179,13 +179,13 @@ def test_hang_is_diagnosed_and_ended_from_a_notebook() -> None:
         message = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(message)):
             run.wait(LONG)
-        assert (run.ends, run.finished) == ({}, False)  # no rank is ended without a request
+        assert (run.ends, run.finished) == ({}, False)  # no rank is stopped without a request
         run.interrupt()
         _, output = process.communicate(timeout=LONG)
     assert "Released: ended by a notebook that follows the run\n[rank" in output
     for rank in (0, 1):
         assert f"[rank{rank}]: {message}" in output
-    assert "recv(x, " not in output  # no frames of torch
+    assert "recv(x, " not in output  # no torch frames
     with pytest.raises(RunInterrupted, match="their launcher decides what happens next"):
         run.wait(LONG)
     assert run.ends == {0: "released", 1: "released"}
@@ -225,7 +225,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         run = dk.hosts.follow(timeout=LONG)
         stepper = run.step()
         calls = [len(stepper.next().trace.spans) for _ in range(3)]
-        assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one of each rank
+        assert calls[2] - calls[1] == calls[1] - calls[0] == 2  # one from each rank
         blocked = stepper.next(rank=1).moment.rank_states
         assert [s.status for s in blocked] == [RankStatus.PAUSED, RankStatus.BLOCKED]
         assert {e.summary.values for e in stepper.trace.events[-6:] if e.summary} == {(0.0,)}
@@ -253,7 +253,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         run.step()
 
 
-def test_hang_ended_by_a_time_limit_is_explained() -> None:
+def test_hang_that_exceeds_torchs_timeout_is_explained() -> None:
     output = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
     assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in output
 
@@ -336,7 +336,7 @@ def test_running_job_is_followed(tmp_path: Path) -> None:
         running.wait(LONG)
     late = dk.hosts.follow(tmp_path / "trace")
     batches: list[list[Event]] = []
-    late.subscribe(batches.append)  # a run that has ended reports its end immediately
+    late.subscribe(batches.append)  # a finished run reports its end immediately
     assert [len(events) for events in batches] == [14, 0]
     assert run.finished
     assert len(received) == len(run.trace.events) == 14

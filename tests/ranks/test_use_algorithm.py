@@ -55,7 +55,7 @@ def on_three_hosts() -> int:
     return through_shared_memory()
 
 
-def test_shared_memory_of_several_hosts_uses_a_ring() -> None:
+def test_shared_memory_on_several_hosts_uses_a_ring() -> None:
     run = dk.run_ranks(on_three_hosts, 4)
     assert min(run.results) > 100
     assert {m.src for m in run.trace.messages} == {0, 1, 2}
@@ -104,14 +104,14 @@ def sum_in_shared_memory(lost: int) -> float:
             os.kill(os.getpid(), signal.SIGABRT if found else signal.SIGKILL)
         return open_file(*where)
 
-    # the moment after the memory is created and before it is opened
+    # between the creation of the memory and its opening
     shared_memory._open_file = check_and_open
     x = torch.ones(5)
     dk.algorithms.shared_memory_all_reduce(x)
     return x[0].item()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs memory without a name")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs unnamed memory (memfd)")
 def test_shared_memory_files_are_unnamed() -> None:
     assert dk.run_ranks(sum_in_shared_memory, 2, -1).results == [2.0, 2.0]
     with pytest.raises(dk.errors.RankDied, match=r"rank 1(?s:.*)SIGKILL"):

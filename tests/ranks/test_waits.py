@@ -132,7 +132,7 @@ def test_unset_key_is_named(
 
 
 def in_threads(*calls: Callable[[], Any]) -> None:
-    """Call each in a new thread, each after the previous one has started."""
+    """Run each call in a new thread, after the previous call has started."""
     threads = []
     for call in calls:
         started = threading.Event()
@@ -144,7 +144,7 @@ def in_threads(*calls: Callable[[], Any]) -> None:
         threads.append(threading.Thread(target=work))
         threads[-1].start()
         started.wait()
-        threads[-1].join(0.5)  # it has entered its call
+        threads[-1].join(0.5)  # the thread has entered its call
     for thread in threads:
         thread.join()
 

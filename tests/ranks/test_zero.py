@@ -64,7 +64,7 @@ def adam(parts: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
+def test_losses_of_every_stage_equal_those_of_fsdp2_and_ddp(n: int) -> None:
     def program() -> list[list[torch.Tensor]]:
         found = []
         for stage in range(4):
@@ -86,8 +86,8 @@ def test_every_stage_has_the_losses_of_fsdp2_and_ddp(n: int) -> None:
             assert torch.allclose(mine, ddp, rtol=0, atol=1e-12), stage
 
 
-def test_memory_of_a_rank_equals_the_formula() -> None:
-    """Count all tensors of the process after backward, with optimizer state."""
+def test_memory_on_a_rank_equals_the_formula() -> None:
+    """Count all tensors in the process after backward, with optimizer state."""
     size = {"parameter": 4, "gradient": 4, "optimizer": 8}
     count = 6 * (128 * 128 + 128)
 
