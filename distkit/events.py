@@ -145,28 +145,32 @@ def label_of(operation: Any) -> str:
     >>> label_of(Event(2, 0, Op.PUSH, State.STARTED, 0.0, attributes={"key": "w"}))
     'w'
     """
-    facts = operation.attributes
-    if not _NOT_IN_LABEL.isdisjoint(facts):
-        facts = {name: value for name, value in facts.items() if name not in _NOT_IN_LABEL}
-    match facts:
+    attributes = operation.attributes
+    if not _NOT_IN_LABEL.isdisjoint(attributes):
+        attributes = {
+            name: value for name, value in attributes.items() if name not in _NOT_IN_LABEL
+        }
+    match attributes:
         case {"label": name} | {"reduction": name} | {"function": name}:
             return str(name)
         case {"key": key, "version": version}:
-            delays = zip(facts.get("workers", ()), facts.get("late", ()), strict=True)
+            delays = zip(attributes.get("workers", ()), attributes.get("late", ()), strict=True)
             workers = ", ".join(f"{w} ({n} late)" if n else str(w) for w, n in delays)
             return f"update {key_name(key)} → v{version}{' ← ' * bool(workers)}{workers}"
         case {"key": key}:
-            return key_name(key) + ": refused" * ("refused" in facts)
+            return key_name(key) + ": refused" * ("refused" in attributes)
         case {"mode": mode}:
-            return " ".join([mode, *(f"{k}={v}" for k, v in facts.items() if k != "mode")])
+            return " ".join([mode, *(f"{k}={v}" for k, v in attributes.items() if k != "mode")])
         case {"method": method, "keys": keys}:
             return f"{method} {_format_value(keys)}"
         case {"watched": _}:
-            values = (facts.get(name) for name in ("watched", "name", "checksum"))
+            values = (attributes.get(name) for name in ("watched", "name", "checksum"))
             return " ".join(map(str, filter(None, values)))
         case {"keys": _} | {"members": _}:
-            return " ".join(map(_format_value, facts.values()))
-    return " ".join(name if value is True else f"{name} {value}" for name, value in facts.items())
+            return " ".join(map(_format_value, attributes.values()))
+    return " ".join(
+        name if value is True else f"{name} {value}" for name, value in attributes.items()
+    )
 
 
 def _format_value(value: Any) -> str:

@@ -75,7 +75,7 @@ class PendingRequests:
         self._dead: set[int] = set()
         # workers were excluded or replaced, or may be left out of a round
         self._is_uncertain = False
-        #: By topic: the number of requests of each worker, and of its pushes that have arrived.
+        #: The number of each worker's requests, and of its pushes that have arrived, by topic.
         self._request_counts: dict[object, Counter[int]] = defaultdict(Counter)
         self._arrival_counts: dict[object, Counter[int]] = defaultdict(Counter)
 
@@ -104,7 +104,7 @@ class PendingRequests:
     # -- queries ----------------------------------------------------------------
 
     def count(self, worker: int, request: CallRecord) -> int:
-        """Return how many requests of the kind that ``request`` waits for a worker has made."""
+        """Return the number of a worker's requests of the kind that ``request`` waits for."""
         return self._request_counts[_awaited_topic(request)][worker]
 
     def awaited_by(self, request: CallRecord) -> Awaited:
@@ -160,7 +160,7 @@ def _awaited_topic(request: CallRecord) -> object:
 
 
 class Keys:
-    """Tracks the keys that are set in stores.
+    """Tracks the keys that ranks have set in stores.
 
     A store is shared by all processes that know its address, and a prefix store renames keys. Two
     keys are treated as the same if one ends with the other, to avoid false reports.
@@ -193,7 +193,7 @@ def _same_key(one: str, other: str) -> bool:
 def similar(key: str, others: Iterable[str]) -> str:
     """Return the most similar key, or "" if none is similar.
 
-    Keys with the same numbers are preferred, since other numbers belong to other ranks.
+    Keys with the same numbers are preferred, since numbers in keys usually identify ranks.
 
     >>> similar("ready", ["redy", "done"])
     'redy'

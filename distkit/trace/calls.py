@@ -63,19 +63,19 @@ def call(record: CallRecord | Category) -> str:
     'recv(src=0, tag=7)'
     >>> call(Event(2, 0, Op.PUSH, State.SCHEDULED, 0.0, attributes={"keys": ("w", "b")}))
     "push(['w', 'b'])"
-    >>> facts = {"method": "get", "keys": ("ready",)}
-    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
+    >>> attributes = {"method": "get", "keys": ("ready",)}
+    >>> call(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=attributes))
     "store.get('ready')"
     """
-    facts = record.attributes
+    attributes = record.attributes
     if record.op in REQUESTS:
         return _request(record)
     if record.op in STORES:
-        return f"store.{facts.get('method', '')}({keys(facts.get('keys', ()))})"
-    name = facts.get("function", record.op)
-    args = [facts["reduction"]] if "reduction" in facts else []
-    if "members" in facts:
-        args.append(str([*facts["members"]]))
+        return f"store.{attributes.get('method', '')}({keys(attributes.get('keys', ()))})"
+    name = attributes.get("function", record.op)
+    args = [attributes["reduction"]] if "reduction" in attributes else []
+    if "members" in attributes:
+        args.append(str([*attributes["members"]]))
     if record.peer is not None and record.op in P2P | COLLECTIVES:
         args.append(f"{'src' if record.op in _HAVE_SOURCE else 'dst'}={record.peer}")
     elif record.op is Op.RECV:
@@ -89,23 +89,23 @@ def wait_of(record: CallRecord | Category) -> str:
     """Return the ``wait()`` in which a rank is blocked, if it is on a separate line; else "".
 
     >>> from distkit.events import Event, State
-    >>> facts = {"waits_at": "In[5]:6"}
-    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="In[5]:4", attributes=facts)
+    >>> line = {"waits_at": "In[5]:6"}
+    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="In[5]:4", attributes=line)
     >>> wait_of(sent)
-    'wait() of isend, line 4'
+    'wait() for isend, line 4'
     """
     if "waits_at" not in record.attributes or "device" in record.attributes:
         return ""
     line = record.where.rpartition(":")[2]
-    return f"wait() of {'i' * (record.op in P2P)}{record.op}, line {line}"
+    return f"wait() for {'i' * (record.op in P2P)}{record.op}, line {line}"
 
 
 def op_name(record: CallRecord | Category) -> str:
     """Return the operation's name in source code.
 
     >>> from distkit.events import Event, State
-    >>> facts = {"method": "get", "keys": ("ready",)}
-    >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=facts))
+    >>> attributes = {"method": "get", "keys": ("ready",)}
+    >>> op_name(Event(2, 0, Op.STORE_WAIT, State.STARTED, 0.0, attributes=attributes))
     'store.get'
     """
     return call(record).partition("(")[0] if record.op in STORES else str(record.op)
@@ -113,12 +113,12 @@ def op_name(record: CallRecord | Category) -> str:
 
 def _request(record: CallRecord | Category) -> str:
     """Return a request to a parameter server as a call."""
-    facts = record.attributes
+    attributes = record.attributes
     if record.op is Op.REGISTER:
-        return f"kvstore.create({facts.get('mode', '')!r})"
-    if "optimizer" in facts:
-        return f"set_optimizer({facts['optimizer']})"
-    return f"{record.op}({keys(facts.get('keys') or (facts.get('key', ''),))})"
+        return f"kvstore.create({attributes.get('mode', '')!r})"
+    if "optimizer" in attributes:
+        return f"set_optimizer({attributes['optimizer']})"
+    return f"{record.op}({keys(attributes.get('keys') or (attributes.get('key', ''),))})"
 
 
 def keys(names: Sequence[Any]) -> str:
@@ -197,8 +197,8 @@ def difference(one: CallRecord, other: CallRecord) -> str:
     >>> from distkit.events import Event, State
     >>> one, other = (
     ...     Event(r, 0, Op.ALL_REDUCE, State.STARTED, 0.0, nbytes=4 * n, shape=(n,), dtype="int32",
-    ...           attributes=facts)
-    ...     for r, n, facts in ((0, 1, {"reduction": "max"}), (1, 2, {}))
+    ...           attributes=attributes)
+    ...     for r, n, attributes in ((0, 1, {"reduction": "max"}), (1, 2, {}))
     ... )
     >>> difference(one, other)
     'size'

@@ -60,7 +60,7 @@ def chrome(trace: EventLog) -> Json:
     """Return the trace as the format's JSON object."""
     slices = _slices(trace)
     events = [*slices.values(), *_arrows(trace, slices)]
-    # slices precede flow events of the same time, which bind to them
+    # slices precede flow events with the same time, which bind to them
     events.sort(key=lambda e: (e["ts"], e["ph"] not in "XB", -e.get("dur", math.inf)))
     return {
         "displayTimeUnit": "ms",

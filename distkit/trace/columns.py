@@ -49,7 +49,7 @@ class Table(Sequence[Event]):
         category: each event's index into ``categories``.
         time: time of each event [s].
         categories: the distinct combinations of the shared fields.
-        match: match of each event, or None.
+        match: match id of each event, or None.
         summary: summary of each event's values, or None.
 
     >>> t = Table.from_events([Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1)])
@@ -72,7 +72,7 @@ class Table(Sequence[Event]):
 
     @classmethod
     def from_events(cls, events: Sequence[Event]) -> Table:
-        """Return a table of events."""
+        """Return a table with these events."""
         codes: dict[tuple[Any, ...], int] = {}
         category = [codes.setdefault(key, len(codes)) for key in map(_shared_fields, events)]
         return cls(
@@ -110,7 +110,7 @@ class Table(Sequence[Event]):
         return np.array([*values] or [0])[self.category]
 
     def take(self, indices: Ints) -> Table:
-        """Return a table of the events with these indices, in this order."""
+        """Return a table with the events at these indices, in this order."""
         return Table(
             self.rank[indices],
             self.seq[indices],
@@ -142,8 +142,8 @@ class Table(Sequence[Event]):
     def lines(self) -> Iterator[str]:
         """Yield the source lines of all events."""
         for category in self.categories:
-            facts = category.attributes
-            yield from (category.where, *map(facts.get, LINES), *facts.get(STACK, ()))
+            attributes = category.attributes
+            yield from (category.where, *map(attributes.get, LINES), *attributes.get(STACK, ()))
 
     def __len__(self) -> int:
         return len(self.time)

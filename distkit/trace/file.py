@@ -128,7 +128,7 @@ def _head(line: bytes, path: Path) -> _Head:
     """Decode and check the first line of a trace file."""
     first = msgspec.json.decode(line, type=_Format)
     if first.format != FORMAT:
-        raise ValueError("it does not begin with a trace's header")
+        raise ValueError("it does not begin with a trace header")
     if first.version != VERSION:
         remedy = (
             "Update distkit: pip install --upgrade distkit."

@@ -1,4 +1,4 @@
-"""The metadata of a run, which msgspec reads, validates and writes, and its hosts' traffic."""
+"""The metadata of a run, which msgspec reads, validates and writes; traffic between hosts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
     """One process of a run.
 
     Args:
-        name: its name in views and messages: "rank 3", "server 0".
+        name: the name in views and messages: "rank 3", "server 0".
         role: "rank", "stage", "worker", "server" or "scheduler"; "device" for a drawn GPU or host.
-        host: the name of its machine.
-        pid: its process id.
-        device: the device of its tensors.
-        file: the file from which its events were imported, if another program recorded them.
+        host: the name of the machine that the process runs on.
+        pid: the process id.
+        device: the device that holds the process's tensors.
+        file: the file from which the events were imported, if another program recorded them.
     """
 
     name: str = ""
@@ -47,7 +47,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
     Args:
         how: "returned", "raised" or "died"; "released" after another rank's failure or an
             interrupt; "elsewhere" if it is not in a call when the trace ends.
-        text: the exception, or the cause of the death.
+        text: the exception, or why the process exited.
         where: the user's ``file:line``.
         time: time of the end [s], if known.
     """
@@ -125,24 +125,24 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         ends: how each rank ended.
         until: the end of the trace [s].
         raising: the exception that propagates on each rank.
-        unreduced: the parameters whose gradients were not reduced.
-        unwaited: the operations of each rank that were never waited for.
+        unreduced: the parameters whose gradients were not reduced, by rank.
+        unwaited: the operations on each rank that were never waited for.
         backend: the backend of ``torch.distributed``.
         device: the device type of all ranks.
         simulated: whether the run was simulated.
-        seed: the seed of the ranks' random numbers.
+        seed: the seed for the ranks' random numbers.
         consistency: the consistency model of the parameter server.
-        interrupted: whether the user interrupted it.
+        interrupted: whether the user interrupted the run.
         ranks: the processes, including servers and the scheduler.
         dropped: number of events dropped by the bounded buffers, by rank or notebook.
         without_values: number of times that a tensor's values were not recorded, by rank.
-        threads: the groups on which several threads of a rank call collectives.
+        threads: the groups on which several threads of a rank call collectives, by rank.
         unrecorded: number of records missing or not checked, by rank and reason.
         limitations: the limits of the recording, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
         waits: the waits of ranks that may still run.
-        clocks: the clock offsets of the hosts, if there are several.
+        clocks: the hosts' clock offsets, if there are several hosts.
 
     >>> info = RunInfo(world_size=2, ranks={0: RankInfo("rank 0", host="alpha")})
     >>> info.rank(0).host, info.rank(1).name
@@ -181,7 +181,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def rank_noun(self) -> str:
-        """The word for a rank: "worker" if the run has servers, and "rank" otherwise."""
+        """The noun for a rank: "worker" if the run has servers, and "rank" otherwise."""
         return "worker" if self.rank(0).role == "worker" else "rank"
 
     def died(self, rank: int) -> bool:
@@ -214,7 +214,7 @@ def traffic(hosts: Mapping[int, str], sums: Iterable[tuple[int, int, int, int]])
     """Return the messages and bytes between hosts.
 
     Args:
-        hosts: the host of each rank; messages of other ranks are ignored.
+        hosts: the host of each rank; messages to or from other ranks are ignored.
         sums: sender, receiver, number of messages and number of bytes.
 
     >>> traffic({0: "alpha", 1: "alpha", 2: "beta"}, [(0, 1, 1, 8), (1, 2, 1, 4), (0, 2, 1, 4)])

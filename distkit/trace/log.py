@@ -156,14 +156,17 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """``{(from, to): (messages, bytes)}`` of the point-to-point messages, by host.
+        """``{(from, to): (messages, bytes)}`` for the point-to-point messages, by host.
 
         Collectives are not included, because the backend's transfers are not recorded.
         """
         return traffic(hosts_of(self.info), self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row per event; see :class:`Event` for the columns. Needs pandas."""
+        """Return one row per event: its fields, label, match id and hosts. Needs pandas.
+
+        ``time`` counts from the first event. See :class:`Event` for the fields.
+        """
         import pandas as pd
 
         columns = [

@@ -41,7 +41,7 @@ class Operations:
     These arrays have one element per operation:
 
     ===================  =======================================================
-    ``rank``, ``seq``    the rank and the number of the operation on it
+    ``rank``, ``seq``    the rank, and the number of the operation on the rank
     ``start``, ``end``   [s]; ``end`` is NaN until the operation ends
     ``blocked``          start of a long wait in the operation [s], or NaN
     ``nbytes``           number of bytes
@@ -175,7 +175,7 @@ class Operations:
         return order
 
     def values(self, indices: Ints) -> list[Values]:
-        """Return the values of the operations' tensors before and after them."""
+        """Return summaries of the operations' tensors, before and after each operation."""
         summary = [*self._table.summary.tolist(), None]  # index -1: no event
         # before a receive, its buffer is undefined
         begin = np.where(self.is_any_of([Op.RECV]), -1, np.stack([self._start_events, self.begin]))
@@ -269,7 +269,7 @@ class Pairs:
         self.nbytes = ops.nbytes[payload]
 
     def sums(self) -> list[tuple[int, int, int, int]]:
-        """Return source, destination, number and bytes of the messages of each pair of ranks."""
+        """Return the source, destination, number and bytes of the messages between two ranks."""
         is_sent = ~np.isnan(self.sent)
         src, dst = self.src[is_sent], self.dst[is_sent]
         base = int(max(src.max(initial=0), dst.max(initial=0))) + 1

@@ -52,7 +52,7 @@ class Trace(EventLog):
         """Read a saved trace, or files recorded by another program. Does not import torch.
 
         PyTorch's flight-recorder dumps (JSON or pickle; only plain values are read) and the
-        Chrome traces of ``torch.profiler`` have one file per rank: pass a list of files or their
+        Chrome traces from ``torch.profiler`` have one file per rank: pass a list of files or their
         folder. The rank is read from the file's content, or else from a number in its name;
         ``info.ranks`` contains the file of each rank. The format is detected from the content, not
         from the name. :meth:`diagnose` reports the limits of such files.

@@ -35,7 +35,7 @@ class StepReport:
 
 @dataclass
 class Step:
-    """The recorded values of one step of all ranks."""
+    """The recorded values of one step, on all ranks."""
 
     before: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
     after: dict[str, ByRank] = field(default_factory=lambda: defaultdict(dict))
@@ -53,7 +53,7 @@ class Training:
         default_factory=lambda: defaultdict(dict)
     )
     dtypes: dict[str, str] = field(default_factory=dict)
-    # norms of the weights of the layers ``named``, after 0, 1, 2 … steps, by rank
+    # weight norms of the layers in ``named``, after 0, 1, 2 … steps, by rank
     norms: dict[int, dict[int, tuple[float, ...]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
