@@ -19,7 +19,7 @@ from distkit.diagnosis.divergence import (
     uneven_remedy,
     unused,
 )
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rules import (
     Calls,
     Finding,
@@ -44,29 +44,29 @@ Stuck = Mapping[int, Span]
 # -- mismatched ends -----------------------------------------------------------------------
 
 
-def wrong_end(facts: Evidence, stuck: Stuck) -> Cause | None:
+def wrong_end(evidence: Evidence, stuck: Stuck) -> Cause | None:
     """Find a send and a receive that were intended for each other but do not match."""
     for find in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
         for span in stuck.values():
-            if (finding := find(facts, span)) is not None:
+            if (finding := find(evidence, span)) is not None:
                 return finding, {span.rank, *finding.culprits, *finding.lines} & stuck.keys()
     return None
 
 
-def _ends(facts: Evidence, span: Span) -> Iterator[tuple[Span, Span]]:
-    """Yield the send and the receive of each pair of this call and an unmatched one."""
-    for other in facts.unmatched if span.op in P2P else ():
+def _ends(evidence: Evidence, span: Span) -> Iterator[tuple[Span, Span]]:
+    """Yield this call and each unmatched call in the other direction, as (send, receive)."""
+    for other in evidence.unmatched if span.op in P2P else ():
         if other.op in P2P and other.op is not span.op:
             yield (span, other) if span.op is Op.SEND else (other, span)
 
 
-def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
+def _tag_or_group(evidence: Evidence, span: Span) -> Finding | None:
     """Find a message between the same ranks whose ends differ in tag or group."""
-    for send, recv in _ends(facts, span):
+    for send, recv in _ends(evidence, span):
         if send.peer != recv.rank or recv.peer not in (send.rank, None):
             continue
         if send.group != recv.group:
-            return _wrong_group(facts, send, recv)
+            return _wrong_group(evidence, send, recv)
         if send.tag != recv.tag:
             return rules.wrong_tag.finding(
                 send,
@@ -80,26 +80,26 @@ def _tag_or_group(facts: Evidence, span: Span) -> Finding | None:
     return None
 
 
-def _wrong_group(facts: Evidence, *spans: Span) -> Finding:
-    same_members = len({tuple(facts.members(s.group)) for s in spans}) == 1
+def _wrong_group(evidence: Evidence, *spans: Span) -> Finding:
+    same_members = len({tuple(evidence.members(s.group)) for s in spans}) == 1
     rule = rules.equal_groups if same_members else rules.wrong_group
     ranks = sorted({s.rank for s in spans})
-    return rule.finding(*spans, culprits=ranks, calls=Calls(spans, facts.call))
+    return rule.finding(*spans, culprits=ranks, calls=Calls(spans, evidence.call))
 
 
-def _message_taken(facts: Evidence, span: Span) -> Finding | None:
+def _message_taken(evidence: Evidence, span: Span) -> Finding | None:
     """Find a receive whose message was consumed by an earlier receive from any source."""
     if span.op is not Op.RECV or span.peer is None:
         return None
     taken = [
         s
-        for s in facts.any_source_receives
+        for s in evidence.any_source_receives
         if (s.rank, s.peer, s.group, s.tag) == (span.rank, span.peer, span.group, span.tag)
         and s.seq < span.seq
     ]
     unmatched = [
         s
-        for s in facts.unmatched
+        for s in evidence.unmatched
         if s.op is Op.SEND and s.peer == span.rank and s.rank != span.peer
     ]
     if not taken:
@@ -116,11 +116,11 @@ def _message_taken(facts: Evidence, span: Span) -> Finding | None:
     )
 
 
-def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
+def _wrong_source(evidence: Evidence, span: Span) -> Finding | None:
     """Find a receive from one rank while another rank sends the message."""
-    if span.op is not Op.RECV or span.peer is None or _in_wait_chain(facts, span):
+    if span.op is not Op.RECV or span.peer is None or _in_wait_chain(evidence, span):
         return None
-    for send, recv in _ends(facts, span):
+    for send, recv in _ends(evidence, span):
         if send.peer == recv.rank and send.group == recv.group:
             return rules.wrong_source.finding(
                 recv,
@@ -128,30 +128,30 @@ def _wrong_source(facts: Evidence, span: Span) -> Finding | None:
                 culprits=[recv.rank],
                 span=recv,
                 send=send,
-                ended_clause=facts.ended_clause(recv.peer),
+                ended_clause=evidence.ended_clause(recv.peer),
             )
     return None
 
 
-def _wrong_destination(facts: Evidence, span: Span) -> Finding | None:
+def _wrong_destination(evidence: Evidence, span: Span) -> Finding | None:
     """Find a message to one rank while another rank waits for it."""
-    for send, recv in _ends(facts, span):
+    for send, recv in _ends(evidence, span):
         was_intended = (
             recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
         )
-        if was_intended and not _in_wait_chain(facts, send):
+        if was_intended and not _in_wait_chain(evidence, send):
             return rules.wrong_destination.finding(
                 send,
                 recv,
                 culprits=[send.rank],
                 send=send,
                 recv=recv,
-                ended_clause=facts.ended_clause(send.peer),
+                ended_clause=evidence.ended_clause(send.peer),
             )
     return None
 
 
-def _in_wait_chain(facts: Evidence, span: Span) -> bool:
+def _in_wait_chain(evidence: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this message back to its rank.
 
     A chain is ignored if each of its ranks has an unmatched send other than the call that it waits
@@ -160,55 +160,57 @@ def _in_wait_chain(facts: Evidence, span: Span) -> bool:
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:
         chain.append(rank)
-        rank_state = facts.stuck.get(rank)
+        rank_state = evidence.stuck.get(rank)
         rank = rank_state.peer if rank_state is not None and rank_state.op in P2P else None
     misdirected = {
-        s.rank for s in facts.unmatched if s.op is Op.SEND and s is not facts.stuck.get(s.rank)
+        s.rank
+        for s in evidence.unmatched
+        if s.op is Op.SEND and s is not evidence.stuck.get(s.rank)
     }
     return rank == span.rank and not misdirected.issuperset(chain)
 
 
-def _mixed_groups(facts: Evidence, span: Span) -> Finding | None:
+def _mixed_groups(evidence: Evidence, span: Span) -> Finding | None:
     """Find ranks that wait for each other in the same collective of different groups."""
     if span.op not in COLLECTIVES:
         return None
-    for rank in facts.waits_for[span.rank]:
-        other = facts.stuck.get(rank)
+    for rank in evidence.waits_for[span.rank]:
+        other = evidence.stuck.get(rank)
         if other is None or other.op is not span.op or other.group == span.group:
             continue
-        if span.rank in facts.waits_for[rank]:
+        if span.rank in evidence.waits_for[rank]:
             groups = span.group, other.group
-            spans = [s for s in facts.stuck.values() if s.op is span.op and s.group in groups]
+            spans = [s for s in evidence.stuck.values() if s.op is span.op and s.group in groups]
             halves = [[s.rank for s in spans if s.group == g] for g in groups]
-            return replace(_wrong_group(facts, *spans), culprits=outliers(halves))
+            return replace(_wrong_group(evidence, *spans), culprits=outliers(halves))
     return None
 
 
 # -- finished partners -----------------------------------------------------------------------
 
 
-def finished_partner(facts: Evidence, stuck: Stuck) -> Cause | None:
+def finished_partner(evidence: Evidence, stuck: Stuck) -> Cause | None:
     """Find a rank that waits for a finished rank, examining messages before collectives."""
     calls = [s for s in stuck.values() if s.match is None]
     for span in sorted(calls, key=lambda s: s.op not in P2P):
-        absent = [r for r in facts.waits_for[span.rank] if facts.has_ended(r)]
+        absent = [r for r in evidence.waits_for[span.rank] if evidence.has_ended(r)]
         any_source = span.op is Op.RECV and span.peer is None
-        if not absent or (any_source and len(absent) < len(facts.waits_for[span.rank])):
+        if not absent or (any_source and len(absent) < len(evidence.waits_for[span.rank])):
             continue
         if span.op in P2P:
-            return _no_partner(facts, span, absent), {span.rank}
+            return _no_partner(evidence, span, absent), {span.rank}
         same_call = {
             r
             for r, s in stuck.items()
-            if s.group == span.group and s.op is span.op and facts.nth(s) == facts.nth(span)
+            if s.group == span.group and s.op is span.op and evidence.nth(s) == evidence.nth(span)
         }
-        return _not_called(facts, {r: stuck[r] for r in same_call}, absent), same_call
+        return _not_called(evidence, {r: stuck[r] for r in same_call}, absent), same_call
     return None
 
 
-def _no_partner(facts: Evidence, span: Span, absent: list[int]) -> Finding:
+def _no_partner(evidence: Evidence, span: Span, absent: list[int]) -> Finding:
     sends = span.op is Op.SEND
-    ends = [(s.rank, r.rank) if sends else (r.rank, s.rank) for s, r in facts.pairs]
+    ends = [(s.rank, r.rank) if sends else (r.rank, s.rank) for s, r in evidence.pairs]
     rule = rules.no_receiver if sends else rules.no_sender
     return rule.finding(
         span,
@@ -217,23 +219,23 @@ def _no_partner(facts: Evidence, span: Span, absent: list[int]) -> Finding:
         span=span,
         absent=absent,
         one_of="one of " * (len(absent) > 1),
-        end_phrase=facts.end_phrase(absent),
+        end_phrase=evidence.end_phrase(absent),
         count=sum(rank == span.rank and peer in absent for rank, peer in ends),
-        reasons=facts.known_reasons(absent),
+        reasons=evidence.known_reasons(absent),
     )
 
 
-def _not_called(facts: Evidence, waits: Stuck, absent: list[int]) -> Finding:
+def _not_called(evidence: Evidence, waits: Stuck, absent: list[int]) -> Finding:
     """Return the finding for a collective that some ranks wait in and others never called."""
     span = waits[min(waits)]
-    unused_parameters = find_unused_parameters(facts, absent, waits.values())
+    unused_parameters = find_unused_parameters(evidence, absent, waits.values())
     if "gradients" in span.attributes and unused_parameters is not None:
         return unused_parameters
-    n, m = (facts.count_calls(rank, span) for rank in (min(waits), absent[0]))
-    rule, remedy = _why_not_called(facts, span, waits, absent)
+    n, m = (evidence.count_calls(rank, span) for rank in (min(waits), absent[0]))
+    rule, remedy = _why_not_called(evidence, span, waits, absent)
     uneven_calls = span.where and n > m > 0
     if uneven_calls and rule in (rules.skipped, rules.missing_barrier):
-        rule, remedy = rules.uneven_end, uneven_remedy(facts, span)
+        rule, remedy = rules.uneven_end, uneven_remedy(evidence, span)
     culprits = outliers([sorted(waits), absent])
     if rule is rules.new_group or len(waits) == len(absent):
         culprits = tuple(absent)
@@ -242,53 +244,53 @@ def _not_called(facts: Evidence, waits: Stuck, absent: list[int]) -> Finding:
         remedy=remedy,
         culprits=culprits,
         missing=absent,
-        calls=Calls(waits.values(), facts.call),
+        calls=Calls(waits.values(), evidence.call),
         absent=absent,
-        end_phrase=facts.end_phrase(absent),
-        reasons=facts.known_reasons(absent),
+        end_phrase=evidence.end_phrase(absent),
+        reasons=evidence.known_reasons(absent),
         n=n,
         m=m,
     )
 
 
 def _why_not_called(
-    facts: Evidence, span: Span, waits: Stuck, absent: list[int]
+    evidence: Evidence, span: Span, waits: Stuck, absent: list[int]
 ) -> tuple[rules.Rule, str]:
     """Return the rule, and the remedy that replaces the rule's remedy, if any."""
     if "gradients" in span.attributes:
-        text = facts.program.text(span.where)
+        text = evidence.program.text(span.where)
         if text and "backward" not in text:  # the line calls an autograd function
             return rules.skipped_function, ""
-        return rules.uneven_backward_end, uneven_remedy(facts, span, gradients=True)
+        return rules.uneven_backward_end, uneven_remedy(evidence, span, gradients=True)
     if span.op is Op.NEW_GROUP:
         return rules.new_group, ""
-    if span.group != "world" and not any(facts.calls[span.group].get(r) for r in absent):
+    if span.group != "world" and not any(evidence.calls[span.group].get(r) for r in absent):
         return rules.member_missing, ""
     rule = rules.missing_barrier if span.op is Op.BARRIER else rules.skipped
-    remedy = missing_call_remedy(facts, span) or fill(rule.remedy, absent=absent)
-    return rule, remedy + _group_hint(facts, waits)
+    remedy = missing_call_remedy(evidence, span) or fill(rule.remedy, absent=absent)
+    return rule, remedy + _group_hint(evidence, waits)
 
 
-def _group_hint(facts: Evidence, waits: Stuck) -> str:
+def _group_hint(evidence: Evidence, waits: Stuck) -> str:
     """Return a hint to pass ``group=`` if the waiting ranks are exactly the members of a group."""
-    is_group = any({*s.attributes.get("members", ())} == {*waits} for s in facts.spans)
+    is_group = any({*s.attributes.get("members", ())} == {*waits} for s in evidence.spans)
     in_world = len(waits) > 1 and all(s.group == "world" for s in waits.values())
     return rules.divergence.fill("pass_group", ranks=[*waits]) if is_group and in_world else ""
 
 
-def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
-    """Find ranks that wait for a key of a store that no rank has set."""
+def missing_key(evidence: Evidence, stuck: Stuck) -> Cause | None:
+    """Find ranks that wait for a store key that no rank has set."""
     span = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if span is None:
         return None
     waits = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (span.op, span.attributes)}
-    others = [r for r in facts.graph.ranks if r not in waits]
-    missing = facts.graph.keys.missing(span)
-    similar_keys = [similar(key, facts.graph.keys.set) for key in missing]
-    near_events = [facts.graph.keys.set[key] for key in similar_keys if key]
-    other_spans = [facts.stuck[rank] for rank in others if rank in facts.stuck]
-    ends = [f"{named([r])} has {facts.end_phrase([r])}" for r in others if facts.has_ended(r)]
-    activities = [*ends, *(clauses([s], "wait in", facts.call) for s in other_spans)]
+    others = [r for r in evidence.graph.ranks if r not in waits]
+    missing = evidence.graph.keys.missing(span)
+    similar_keys = [similar(key, evidence.graph.keys.set) for key in missing]
+    near_events = [evidence.graph.keys.set[key] for key in similar_keys if key]
+    other_spans = [evidence.stuck[rank] for rank in others if rank in evidence.stuck]
+    ends = [f"{named([r])} has {evidence.end_phrase([r])}" for r in others if evidence.has_ended(r)]
+    activities = [*ends, *(clauses([s], "wait in", evidence.call) for s in other_spans)]
     rule = rules.missing_key
     finding = rule.finding(
         *waits.values(),
@@ -303,12 +305,12 @@ def missing_key(facts: Evidence, stuck: Stuck) -> Cause | None:
     return finding, {*waits}
 
 
-def destroyed_group(facts: Evidence, stuck: Stuck) -> Cause | None:
+def destroyed_group(evidence: Evidence, stuck: Stuck) -> Cause | None:
     """Find ranks that wait in a call on a group that another member has destroyed."""
     for rank, span in stuck.items():
-        candidates = [facts.destroy_marks.get((r, span.group)) for r in facts.waits_for[rank]]
+        candidates = [evidence.destroy_marks.get((r, span.group)) for r in evidence.waits_for[rank]]
         marks = [
-            m for m in candidates if m is not None and facts.program.skips(m.where, span.where)
+            m for m in candidates if m is not None and evidence.program.skips(m.where, span.where)
         ]
         if marks:
             spans_by_rank = {
@@ -323,7 +325,7 @@ def destroyed_group(facts: Evidence, stuck: Stuck) -> Cause | None:
                 ranks=ranks,
                 group="the default group" if span.group == WORLD else "the group",
                 where=marks[0].where,
-                calls=Calls(spans_by_rank.values(), facts.call),
+                calls=Calls(spans_by_rank.values(), evidence.call),
             )
             return finding, set(spans_by_rank)
     return None
@@ -332,9 +334,9 @@ def destroyed_group(facts: Evidence, stuck: Stuck) -> Cause | None:
 # -- cycles -------------------------------------------------------------------------------
 
 
-def wait_cycle(facts: Evidence, stuck: Stuck) -> Cause | None:
+def wait_cycle(evidence: Evidence, stuck: Stuck) -> Cause | None:
     """Find a cycle of ranks, each of which waits for the next."""
-    edges = {r: [w for w in facts.waits_for[r] if w in stuck] for r in stuck}
+    edges = {r: [w for w in evidence.waits_for[r] if w in stuck] for r in stuck}
     start = next((r for r in stuck if edges[r]), None)
     if start is None:
         return None
@@ -344,10 +346,10 @@ def wait_cycle(facts: Evidence, stuck: Stuck) -> Cause | None:
     ring = path[path.index(following) :]
     first = ring.index(min(ring))
     ring = ring[first:] + ring[:first]
-    return _cycle(facts, [stuck[r] for r in ring]), set(ring)
+    return _cycle(evidence, [stuck[r] for r in ring]), set(ring)
 
 
-def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
+def _cycle(evidence: Evidence, ring: list[Span]) -> Finding:
     ops = {s.op for s in ring}
     remedies = {Op.RECV: rules.recv_cycle.remedy, Op.SEND: rules.cycle.fill("sends")}
     rule = rules.recv_cycle if ops == {Op.RECV} and len(ring) == 2 else rules.cycle
@@ -357,7 +359,7 @@ def _cycle(facts: Evidence, ring: list[Span]) -> Finding:
         remedy=remedies.get(ring[0].op, "") if len(ops) == 1 else "",
         culprits=ranks,
         missing=ranks,
-        ring=listed([clauses([s], "wait in", facts.call) for s in ring]),
+        ring=listed([clauses([s], "wait in", evidence.call) for s in ring]),
         next="other" if len(ring) == 2 else "next, in a cycle",
     )
 
@@ -374,23 +376,25 @@ def remedy_for_end(how: str) -> str:
 _OTHER_MODEL = re.compile(r"expects same model .* Rank (\d+) has .* rank (\d+) has inconsistent")
 
 
-def _prior_iteration(facts: Evidence, ranks: list[int], lines_by_rank: dict[int, str]) -> Finding:
+def _prior_iteration(
+    evidence: Evidence, ranks: list[int], lines_by_rank: dict[int, str]
+) -> Finding:
     """Return the finding for DDP's error about gradients missing in the previous iteration."""
     rule = rules.unused_before
     where = sorted(lines_by_rank.values())[0] if any(lines_by_rank.values()) else ""
     before = rule.fill("before", where=where) if where else ""
-    missing = facts.unused_parameters(facts.ranks) or {r: [] for r in ranks}
+    missing = evidence.unused_parameters(evidence.ranks) or {r: [] for r in ranks}
     return unused(rule, missing, [], lines=lines_by_rank, before=before)
 
 
-def failure(facts: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
+def failure(evidence: Evidence, ranks: list[int], how: str, text: str, where: str) -> Finding:
     """Return the finding for ranks that raised the same error or died in the same way."""
-    last_calls = [s for r in ranks if (s := last_call(facts.trace.spans, r)) is not None]
+    last_calls = [s for r in ranks if (s := last_call(evidence.trace.spans, r)) is not None]
     lines = {r: where for r in ranks} if where else lines_of(*last_calls) if how == "raised" else {}
     if how == "raised":
         if "finished reduction in the prior iteration" in text:
-            return _prior_iteration(facts, ranks, lines)
-        line = facts.program.text(where)
+            return _prior_iteration(evidence, ranks, lines)
+        line = evidence.program.text(where)
         mismatch = _OTHER_MODEL.search(text)
         return rules.raised.finding(
             remedy=advice(text, line),

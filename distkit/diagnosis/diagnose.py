@@ -15,7 +15,7 @@ from dataclasses import replace
 from distkit._format import RANK_NOUN, named
 from distkit.diagnosis import deadlocks, kvstore, mismatches, rules
 from distkit.diagnosis.divergence import raised_in_flight
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.lint import lint_findings
 from distkit.diagnosis.rules import Calls, Finding, fill, lines_of, verb
 from distkit.events import Span
@@ -46,14 +46,14 @@ def diagnose(trace: EventLog) -> list[Finding]:
 class _Diagnosis:
     """Finds causes one by one. ``explained_ranks`` are the stuck ranks that they explain."""
 
-    def __init__(self, facts: Evidence) -> None:
-        self.facts, self.explained_ranks = facts, set[int]()
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence, self.explained_ranks = evidence, set[int]()
         # (rank, seq) of calls made while an exception propagates
         self._leaving_calls: set[tuple[int, int]] = set()
 
     def findings(self) -> list[Finding]:
         """Return the causes, and a finding for each limitation of the recording."""
-        limitations = self.facts.trace.info.limitations
+        limitations = self.evidence.trace.info.limitations
         notes = (
             rules.incomplete_recording.finding(text=limit.text, advice=limit.remedy)
             for limit in limitations.values()
@@ -61,7 +61,7 @@ class _Diagnosis:
         return [*self._causes("matching" not in limitations), *notes]
 
     def _causes(self, may_compare: bool) -> list[Finding]:
-        if self.facts.trace.dropped or not may_compare:
+        if self.evidence.trace.dropped or not may_compare:
             return list(self._failures(set()))
         raising = list(self._raising_ranks())
         mismatches_found, broken = self._mismatches()
@@ -71,21 +71,21 @@ class _Diagnosis:
         others = [f for f in mismatches_found if f not in fatal]
         hangs = [*raising, *fatal, *failures, *(f for f in others if f.hang), *stuck]
         results = [*hangs, *(f for f in others if not f.hang)]
-        return [*results, *lint_findings(self.facts, results)]
+        return [*results, *lint_findings(self.evidence, results)]
 
     # -- propagating exceptions --------------------------------------------------
 
     def _raising_ranks(self) -> Iterator[Finding]:
         """Find ranks that wait in a collective while an exception propagates."""
         for rank, span in sorted(self._unexplained().items()):
-            finding = raised_in_flight(self.facts, span)
+            finding = raised_in_flight(self.evidence, span)
             if finding is not None and rank not in self.explained_ranks:
                 self._leaving_calls.add((rank, span.seq))
                 waiting = self._mark_explained({rank}, extra={rank})
                 yield self._add_waiting(finding, [r for r in waiting if r != rank], extra=[rank])
-        for rank, end in self.facts.ends.items():  # released in a call made during an exception
-            last = self.facts.last(rank)
-            if end.is_failure and last is not None and self.facts.raising(last):
+        for rank, end in self.evidence.ends.items():  # released in a call made during an exception
+            last = self.evidence.last(rank)
+            if end.is_failure and last is not None and self.evidence.raising(last):
                 self._leaving_calls.add((rank, last.seq))
 
     # -- mismatches -------------------------------------------------------------
@@ -93,16 +93,16 @@ class _Diagnosis:
     def _mismatches(self) -> tuple[list[Finding], set[int]]:
         """Return the mismatches, and the ranks that failed because of them."""
         results, broken = [], set[int]()
-        candidates = [*mismatches.collectives(self.facts), *mismatches.messages(self.facts)]
+        candidates = [*mismatches.collectives(self.evidence), *mismatches.messages(self.evidence)]
         for finding, spans in candidates:
             if not self._leaving_calls.isdisjoint((s.rank, s.seq) for s in spans):
                 continue
-            victims = [s.rank for s in spans if self.facts.ended_in(s)]
+            victims = [s.rank for s in spans if self.evidence.ended_in(s)]
             stuck_ranks = {s.rank for s in spans if self._is_stuck_in(finding, s)}
             waiting = self._mark_explained({*stuck_ranks, *victims}, extra=stuck_ranks)
             found = self._with_explained_ranks(finding, waiting)
             if victims:
-                how = self.facts.ends[victims[0]].text.partition("\n")[0]
+                how = self.evidence.ends[victims[0]].text.partition("\n")[0]
                 text = (
                     f"{found.message} {named(victims).capitalize()} failed because of it ({how})."
                 )
@@ -113,7 +113,7 @@ class _Diagnosis:
 
     def _is_stuck_in(self, finding: Finding, span: Span) -> bool:
         """Return whether a rank is stuck in this call, or in a later call of a shifted sequence."""
-        stuck = self.facts.stuck.get(span.rank)
+        stuck = self.evidence.stuck.get(span.rank)
         if stuck is None or finding.rule is rules.different_reduction:
             return False
         same_group = stuck.group == span.group and stuck.match is None
@@ -125,7 +125,7 @@ class _Diagnosis:
 
     def _failures(self, broken: set[int]) -> Iterator[Finding]:
         """Find ranks that raised or died, grouped by error."""
-        ends = self.facts.ends
+        ends = self.evidence.ends
         failed = [r for r, end in sorted(ends.items()) if end.is_failure and r not in broken]
         by_error = grouped(
             failed, lambda r: (ends[r].how, _NUMBER.sub("", ends[r].text), ends[r].where)
@@ -133,7 +133,7 @@ class _Diagnosis:
         for (how, _, where), ranks in sorted(by_error.items(), key=lambda item: item[0][0]):
             text = _ADDRESS.sub("", ends[ranks[0]].text)
             waiting = self._mark_explained(set(ranks))
-            failure = deadlocks.failure(self.facts, ranks, how, text, where)
+            failure = deadlocks.failure(self.evidence, ranks, how, text, where)
             yield self._add_waiting(failure, waiting)
 
     def _add_waiting(
@@ -142,7 +142,7 @@ class _Diagnosis:
         """Add the ranks that wait for a failed rank; those in ``extra`` are not in the message."""
         if not waiting:
             return self._with_explained_ranks(finding, [*extra], in_message=False)
-        spans = [self.facts.stuck[r] for r in waiting]
+        spans = [self.evidence.stuck[r] for r in waiting]
         cause = finding.message[:-1]
         message = fill("{cause}; {calls:wait in}.", cause=cause, calls=Calls(spans))
         remedy = deadlocks.remedy_for_awaited_ranks(finding, spans)
@@ -166,20 +166,20 @@ class _Diagnosis:
             deadlocks.wait_cycle,
         )
         for cause in causes:
-            while (result := cause(self.facts, self._unexplained())) is not None:
+            while (result := cause(self.evidence, self._unexplained())) is not None:
                 finding, ranks = result
                 waiting = self._mark_explained({*finding.culprits, *ranks}, extra=ranks)
                 yield self._with_explained_ranks(finding, waiting, named_ranks=ranks)
 
     def _unexplained(self) -> dict[int, Span]:
-        return {r: s for r, s in self.facts.stuck.items() if r not in self.explained_ranks}
+        return {r: s for r, s in self.evidence.stuck.items() if r not in self.explained_ranks}
 
     def _mark_explained(self, causes: set[int], extra: Iterable[int] = ()) -> list[int]:
         """Return and mark the stuck ranks that wait for ``causes``, directly or indirectly."""
         waiting = set(extra)
         while added := {
             r
-            for r, awaited in self.facts.waits_for.items()
+            for r, awaited in self.evidence.waits_for.items()
             if r not in waiting and not (causes.isdisjoint(awaited) and waiting.isdisjoint(awaited))
         }:
             waiting |= added
@@ -204,7 +204,7 @@ class _Diagnosis:
             message=message,
             waiting=tuple(waiting),
             hang=finding.hang or bool(waiting),
-            lines={**finding.lines, **lines_of(*(self.facts.stuck[r] for r in others))},
+            lines={**finding.lines, **lines_of(*(self.evidence.stuck[r] for r in others))},
         )
 
 

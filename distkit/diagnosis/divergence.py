@@ -13,14 +13,14 @@ from typing import Any
 
 from distkit._format import joined
 from distkit.diagnosis import rules
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.program import Guard, Path, Program
 from distkit.diagnosis.rules import Calls, Finding, headline
 from distkit.events import Op, Span
 from distkit.trace.calls import raised_at
 from distkit.trace.log import grouped
 
-#: Calls at one position of a group's sequence, by rank.
+#: Calls at one position in a group's sequence, by rank.
 Column = dict[int, Span]
 
 _MAX_SHIFT = 8  # maximum number of calls by which one rank may be ahead
@@ -35,14 +35,14 @@ def outliers(classes: list[list[int]]) -> tuple[int, ...]:
 
 
 def diverged(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
+    evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     """Explain two different lines at one position by the loops and conditions around them."""
     sides = grouped(sorted(column), lambda rank: column[rank].where)
     if len(sides) != 2 or "" in sides:
         return None
     one, other = sides.values()
-    path, other_path = (facts.path(column[ranks[0]]) for ranks in (one, other))
+    path, other_path = (evidence.path(column[ranks[0]]) for ranks in (one, other))
     if any(s.op is Op.NEW_GROUP for s in column.values()):
         return None
     candidates = []
@@ -51,14 +51,14 @@ def diverged(
         (other, one, other_path, path),
     ):
         earlier = [s.where == here[0] for s in calls[others[0]][:nth]]
-        guard = _diverging_guard(facts.program, here, there, first=not any(earlier))
+        guard = _diverging_guard(evidence.program, here, there, first=not any(earlier))
         if guard is not None and guard.statement.is_loop:
             both = callers[0], others[0]
             counts = [sum(s.where == here[0] for s in calls[rank][:nth]) for rank in both]
-            return one_more(facts, column, [callers, others], counts)
+            return one_more(evidence, column, [callers, others], counts)
         candidates += [(guard, callers, others)] if guard is not None else []
     candidates = [f for f in candidates if not f[0].is_exit] or candidates
-    return _only_some(facts, column, *candidates[0]) if len(candidates) == 1 else None
+    return _only_some(evidence, column, *candidates[0]) if len(candidates) == 1 else None
 
 
 def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) -> Guard | None:
@@ -81,12 +81,12 @@ def _diverging_guard(program: Program, here: Path, there: Path, *, first: bool) 
 
 
 def _only_some(
-    facts: Evidence, column: Column, guard: Guard, callers: list[int], others: list[int]
+    evidence: Evidence, column: Column, guard: Guard, callers: list[int], others: list[int]
 ) -> Finding:
     """Return the finding for a call that only some ranks make because of a condition."""
     spans, other_spans = [column[r] for r in callers], [column[r] for r in others]
     counts = [
-        facts.count_earlier_calls(r, other_spans[0].where, column[r])
+        evidence.count_earlier_calls(r, other_spans[0].where, column[r])
         for r in (callers[0], others[0])
     ]
     rule = rules.only_some
@@ -102,22 +102,22 @@ def _only_some(
 
 
 def one_more(
-    facts: Evidence, column: Column, sides: Sequence[list[int]], counts: Sequence[int]
+    evidence: Evidence, column: Column, sides: Sequence[list[int]], counts: Sequence[int]
 ) -> Finding:
     """Return the finding for a call that some ranks make once more than the others.
 
     Args:
-        facts: the evidence of the run.
+        evidence: the evidence from the run.
         column: the calls of all ranks at this position.
         sides: the ranks that make the call once more, and the others.
-        counts: the number of earlier calls of each side.
+        counts: the number of earlier calls on each side.
     """
     spans, other_spans = ([column[r] for r in side] for side in sides)
     gradients = "gradients" in spans[0].attributes
     rule = rules.uneven_backward if gradients else rules.uneven
     return rule.finding(
         *column.values(),
-        remedy=uneven_remedy(facts, spans[0], gradients),
+        remedy=uneven_remedy(evidence, spans[0], gradients),
         culprits=outliers([*sides]),
         calls=Calls(spans),
         other_calls=Calls(other_spans),
@@ -127,17 +127,17 @@ def one_more(
 
 
 def shifted(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
+    evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     """Find calls that match by chance: a rank makes extra calls from here on, and a rank hangs."""
     group = next(iter(column.values())).group
-    is_stuck = any(s.group == group and s.match is None for s in facts.stuck.values())
+    is_stuck = any(s.group == group and s.match is None for s in evidence.stuck.values())
     if len({s.where for s in column.values()}) < 2 or not is_stuck:
         return None
     for leader in column:
         for follower in column:
             if leader != follower and _has_more(calls[leader][nth:], calls[follower][nth:]):
-                return diverged(facts, calls, nth, column)
+                return diverged(evidence, calls, nth, column)
     return None
 
 
@@ -168,11 +168,11 @@ def guard_remedy(guard: Guard) -> str:
     return rule.fill("same_calls") + remedy
 
 
-def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
+def uneven_remedy(evidence: Evidence, span: Span, gradients: bool = False) -> str:
     """Return the remedy for a line that some ranks reach more often than others."""
-    rule, path = rules.divergence, facts.path(span)
-    exits, loops = facts.program.exits(path), facts.program.loops(path)
-    guard = facts.program.skipping_guard(path)
+    rule, path = rules.divergence, evidence.path(span)
+    exits, loops = evidence.program.exits(path), evidence.program.loops(path)
+    guard = evidence.program.skipping_guard(path)
     if guard is not None and guard.by_rank and not (guard.statement.is_loop or guard.is_exit):
         return guard_remedy(guard)
     remedy = rule.fill(
@@ -182,7 +182,7 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
         remedy += rule.fill("no_sync")
     if not exits and loops and loops[0].text.startswith("while "):
         return f"{remedy}: " + rule.fill("agree")
-    is_stream = any("IterableDataset" in text for text in facts.trace.info.sources.values())
+    is_stream = any("IterableDataset" in text for text in evidence.trace.info.sources.values())
     remedy += rule.fill("stream" if is_stream else "batches")
     if exits:
         return (
@@ -193,12 +193,12 @@ def uneven_remedy(facts: Evidence, span: Span, gradients: bool = False) -> str:
     return f"{remedy}." if loops else remedy + rule.fill("look_for_exits")
 
 
-def missing_call_remedy(facts: Evidence, span: Span) -> str:
+def missing_call_remedy(evidence: Evidence, span: Span) -> str:
     """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
-    if (guard := facts.program.skipping_guard(path := facts.path(span))) is not None:
+    if (guard := evidence.program.skipping_guard(path := evidence.path(span))) is not None:
         return guard_remedy(guard)
-    if not (exits := facts.program.exits(path)):
-        return uneven_remedy(facts, span) if facts.program.loops(path) else ""
+    if not (exits := evidence.program.exits(path)):
+        return uneven_remedy(evidence, span) if evidence.program.loops(path) else ""
     return rules.divergence.fill("may_be_skipped", exits=joined([*map(str, exits)]))
 
 
@@ -206,10 +206,10 @@ def missing_call_remedy(facts: Evidence, span: Span) -> str:
 
 
 def find_unused_parameters(
-    facts: Evidence, ranks: Iterable[int], spans: Iterable[Span]
+    evidence: Evidence, ranks: Iterable[int], spans: Iterable[Span]
 ) -> Finding | None:
     """Find ranks that ended their backward pass without gradients that other ranks wait for."""
-    parameters = facts.unused_parameters(ranks)
+    parameters = evidence.unused_parameters(ranks)
     return unused(rules.unused_parameter, parameters, spans) if parameters else None
 
 
@@ -236,9 +236,9 @@ def unused(
     )
 
 
-def raised_in_flight(facts: Evidence, span: Span) -> Finding | None:
+def raised_in_flight(evidence: Evidence, span: Span) -> Finding | None:
     """Return the finding for a rank that waits in a collective while an exception propagates."""
-    error = facts.raising(span)
+    error = evidence.raising(span)
     if error is None:
         return None
     return rules.raised_in_flight.finding(
@@ -246,6 +246,6 @@ def raised_in_flight(facts: Evidence, span: Span) -> Finding | None:
         lines={span.rank: error.where or span.where},
         rank=span.rank,
         raised=raised_at(headline(error.text), error.where),
-        call=facts.call(span),
+        call=evidence.call(span),
         where=span.where,
     )

@@ -131,7 +131,7 @@ class Evidence:
         return Program(self.trace.info.sources)
 
     def unused_parameters(self, ranks: Iterable[int]) -> dict[int, list[str]]:
-        """Return DDP's parameters that the last backward pass of each rank did not use."""
+        """Return the DDP parameters that each rank's last backward pass did not use."""
         recorded = self.trace.info.unreduced
         return {r: names for r in sorted(ranks) if (names := recorded.get(r))}
 
@@ -180,7 +180,7 @@ class Evidence:
         members = self.trace.info.groups.get(span.group)
         if span.group == WORLD or not members:
             return call(span)
-        return f"{call(span)} of the group of {named(members)}"
+        return f"{call(span)} on the group of {named(members)}"
 
     def members(self, group: str) -> list[int]:
         """Return the members of a group or, if they are unknown, the ranks that have used it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from distkit._format import ordinal, times
 from distkit.diagnosis import rules
 from distkit.diagnosis.divergence import outliers
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rules import Calls, Finding, listed, verb
 from distkit.events import Op, Span
 from distkit.trace.calls import at
@@ -23,18 +23,18 @@ _RULES: dict[Op, rules.Rule] = {
 }
 
 
-def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
+def unanswered(evidence: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set[int]] | None:
     """Find workers whose requests depend on workers that have finished or are stuck."""
     requests = [s for s in stuck.values() if s.match is not None]
-    awaited = {s.rank: facts.graph.pending.awaited_by(s) for s in requests}
+    awaited = {s.rank: evidence.graph.pending.awaited_by(s) for s in requests}
 
     def condition(request: Span) -> tuple[object, ...]:
         return request.op, request.attributes.get("key"), awaited[request.rank].count
 
     for request in sorted(requests, key=lambda s: ([*_RULES].index(s.op), s.rank)):
         workers = awaited[request.rank].workers
-        finished = {w for w in workers if facts.returned(w)}
-        if absent := finished or {w for w in workers if w in facts.stuck}:
+        finished = {w for w in workers if evidence.returned(w)}
+        if absent := finished or {w for w in workers if w in evidence.stuck}:
             waits = {
                 s.rank: s
                 for s in requests
@@ -42,37 +42,39 @@ def unanswered(facts: Evidence, stuck: Mapping[int, Span]) -> tuple[Finding, set
                 and s.rank not in absent
                 and not absent.isdisjoint(awaited[s.rank].workers)
             }
-            return _unanswered_finding(facts, waits, sorted(absent)), {
+            return _unanswered_finding(evidence, waits, sorted(absent)), {
                 *waits,
                 *absent & stuck.keys(),
             }
     return None
 
 
-def _unanswered_finding(facts: Evidence, waits: Mapping[int, Span], absent: list[int]) -> Finding:
+def _unanswered_finding(
+    evidence: Evidence, waits: Mapping[int, Span], absent: list[int]
+) -> Finding:
     request = waits[min(waits)]
-    phrases = grouped(absent, lambda w: _activity(facts, request, w))
+    phrases = grouped(absent, lambda w: _activity(evidence, request, w))
     others = listed([f"{verb(ws, word)} {phrase}" for (word, phrase), ws in phrases.items()])
     culprits = outliers([sorted(waits), absent])
     if len(waits) == len(absent) or request.op in (Op.INIT, Op.REGISTER):
         culprits = tuple(absent)
-    rule, remedy = _rule_and_remedy(facts, request, absent)
+    rule, remedy = _rule_and_remedy(evidence, request, absent)
     return rule.finding(
         *waits.values(),
-        *(facts.stuck[w] for w in absent if w in facts.stuck),
+        *(evidence.stuck[w] for w in absent if w in evidence.stuck),
         message=rules.unanswered.message,
         remedy=remedy,
         culprits=culprits,
         missing=absent,
         calls=Calls(waits.values()),
-        condition=_condition(facts, request),
+        condition=_condition(evidence, request),
         others=others,
     )
 
 
-def _condition(facts: Evidence, request: Span) -> str:
+def _condition(evidence: Evidence, request: Span) -> str:
     """Return the condition that the request waits for, as a phrase."""
-    pending = facts.graph.pending
+    pending = evidence.graph.pending
     count = pending.awaited_by(request).count
     if request.op is Op.INIT:
         return " for the value of worker 0"
@@ -83,23 +85,25 @@ def _condition(facts: Evidence, request: Span) -> str:
     return f" until every worker has pushed it {times(count)}"
 
 
-def _activity(facts: Evidence, request: Span, worker: int) -> tuple[str, str]:
+def _activity(evidence: Evidence, request: Span, worker: int) -> tuple[str, str]:
     """Describe the activity of an absent worker by a verb in the plural and a phrase."""
-    count = facts.graph.pending.count(worker, request)
+    count = evidence.graph.pending.count(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
-    rank_state = facts.stuck.get(worker)
+    rank_state = evidence.stuck.get(worker)
     if rank_state is not None:
         order = f"after {verb_stem}ing it {times(count)}" if count else f"before {verb_stem}ing it"
-        return "wait", f"in {facts.call(rank_state)}{at(rank_state.where)} {order}"
-    reasons = facts.known_reasons([worker])
+        return "wait", f"in {evidence.call(rank_state)}{at(rank_state.where)} {order}"
+    reasons = evidence.known_reasons([worker])
     if count:
         return "have", f"{verb_stem}ed it {times(count)} and finished{reasons}"
     return "have", f"finished without {verb_stem}ing it{reasons}"
 
 
-def _rule_and_remedy(facts: Evidence, request: Span, absent: list[int]) -> tuple[rules.Rule, str]:
+def _rule_and_remedy(
+    evidence: Evidence, request: Span, absent: list[int]
+) -> tuple[rules.Rule, str]:
     """Return the rule that the absent workers violate, and a remedy that replaces the rule's."""
-    if any(facts.stuck[w].op is not Op.BARRIER for w in absent if w in facts.stuck):
+    if any(evidence.stuck[w].op is not Op.BARRIER for w in absent if w in evidence.stuck):
         return rules.cycle, ""
-    bounded = request.op is Op.PULL and not facts.graph.pending.rule.has_rounds
+    bounded = request.op is Op.PULL and not evidence.graph.pending.rule.has_rounds
     return _RULES[request.op], rules.missing_push.fill("bound") if bounded else ""

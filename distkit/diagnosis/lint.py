@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from distkit.diagnosis import rules
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rules import Calls, Finding
 from distkit.events import COMPUTATION, P2P, WORLD, Op, Span, State
 from distkit.trace.calls import call
@@ -30,37 +30,39 @@ _MIN_DELAY = 0.03
 _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 
-def lint_findings(facts: Evidence, previous: list[Finding]) -> Iterator[Finding]:
+def lint_findings(evidence: Evidence, previous: list[Finding]) -> Iterator[Finding]:
     """Find problems that do not cause a hang; some only if there are no ``previous`` findings."""
-    unwaited = _never_waited(facts)
+    unwaited = _never_waited(evidence)
     forgotten = {(s.rank, s.seq) for s in unwaited}
-    yield from _used_early_findings(facts, forgotten)
-    yield from _forgotten(facts, unwaited)
-    yield from _nonmembers(facts)
-    yield from _used_after_destroy(facts)
-    yield from _destroyed_too_early(facts, forgotten)
-    yield from _leaked(facts)
+    yield from _used_early_findings(evidence, forgotten)
+    yield from _forgotten(evidence, unwaited)
+    yield from _nonmembers(evidence)
+    yield from _used_after_destroy(evidence)
+    yield from _destroyed_too_early(evidence, forgotten)
+    yield from _leaked(evidence)
     if not previous:
-        yield from _created_by_some(facts)
-    in_backend = [] if previous else [*_in_backend(facts)]
-    yield from _slow_ranks(facts, {rank for finding in in_backend for rank in finding.waiting})
+        yield from _created_by_some(evidence)
+    in_backend = [] if previous else [*_in_backend(evidence)]
+    yield from _slow_ranks(evidence, {rank for finding in in_backend for rank in finding.waiting})
     yield from in_backend
-    yield from _stragglers(facts)
+    yield from _stragglers(evidence)
 
 
-def _forgotten(facts: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
+def _forgotten(evidence: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
     """Find unmatched messages, and asynchronous calls that were never waited for."""
-    unmatched = [s for s in facts.unmatched if facts.returned(s.rank) and facts.returned(s.peer)]
+    unmatched = [
+        s for s in evidence.unmatched if evidence.returned(s.rank) and evidence.returned(s.peer)
+    ]
     for s in unmatched:
         rule = rules.never_received if s.op is Op.SEND else rules.never_sent
         absent = [s.peer] if s.peer is not None else []
         yield rule.finding(s, culprits=[s.rank], missing=absent, span=s, absent=absent, one_of="")
-    yield from _forgotten_calls(facts, [s for s in unwaited if s not in unmatched])
+    yield from _forgotten_calls(evidence, [s for s in unwaited if s not in unmatched])
 
 
-def _nonmembers(facts: Evidence) -> Iterator[Finding]:
+def _nonmembers(evidence: Evidence) -> Iterator[Finding]:
     """Find collectives that ranks called on groups they do not belong to."""
-    calls = {(s.rank, s.op, s.where): s for s in facts.calls_of_nonmembers}.values()
+    calls = {(s.rank, s.op, s.where): s for s in evidence.calls_of_nonmembers}.values()
     ranks = sorted({s.rank for s in calls})
     if ranks:
         yield rules.not_a_member.finding(*calls, culprits=ranks, calls=Calls(calls), ranks=ranks)
@@ -69,25 +71,25 @@ def _nonmembers(facts: Evidence) -> Iterator[Finding]:
 # -- asynchronous calls ---------------------------------------------------------------------
 
 
-def _used_early_findings(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
+def _used_early_findings(evidence: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
     """Find tensors that were used before ``wait()``, one finding per line.
 
     Args:
-        facts: the evidence of the run.
+        evidence: the evidence from the run.
         forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
     """
-    touched = {call: touch for call, touch in facts.touches.items() if call not in forgotten}
+    touched = {call: touch for call, touch in evidence.touches.items() if call not in forgotten}
 
     def line_and_op(span: Span) -> tuple[str, Op]:
         touch = touched[span.rank, span.seq]
         is_late = touch.attributes.get("function") == ""  # detected only at the wait
         return "" if is_late else touch.where, span.op
 
-    calls = [facts.by_key[key] for key in touched if key in facts.by_key]
+    calls = [evidence.by_key[key] for key in touched if key in evidence.by_key]
     for (where, _), spans in grouped(calls, line_and_op).items():
         writes = all("writes" in touched[s.rank, s.seq].attributes for s in spans)
         yield _used_early(spans, writes, where)
-    for s in facts.spans:
+    for s in evidence.spans:
         if _is_changed(s) and (s.rank, s.seq) not in touched.keys() | forgotten:
             yield _used_early([s], writes=True, where="")
 
@@ -115,19 +117,21 @@ def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
     )
 
 
-def _never_waited(facts: Evidence) -> list[Span]:
+def _never_waited(evidence: Evidence) -> list[Span]:
     """Return the asynchronous calls of ranks that have finished without waiting for them."""
-    recorded = facts.trace.info.unwaited
-    collectives = [facts.by_key.get((r, seq)) for r, calls in recorded.items() for seq in calls]
-    messages = [s for s in facts.spans if s.op in P2P and s.state is State.STARTED]
-    return [s for s in [*messages, *collectives] if s is not None and facts.returned(s.rank)]
+    recorded = evidence.trace.info.unwaited
+    collectives = [evidence.by_key.get((r, seq)) for r, calls in recorded.items() for seq in calls]
+    messages = [s for s in evidence.spans if s.op in P2P and s.state is State.STARTED]
+    return [s for s in [*messages, *collectives] if s is not None and evidence.returned(s.rank)]
 
 
-def _forgotten_calls(facts: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
-    """Find calls that were never waited for: first messages, then the collectives of each line."""
+def _forgotten_calls(evidence: Evidence, spans: Iterable[Span]) -> Iterator[Finding]:
+    """Find calls that were never waited for: first messages, then the collectives on each line."""
     groups = grouped(spans, lambda s: ("", None) if s.op in P2P else (s.where, s.op))
     for (_, op), group in groups.items():
-        touches = (facts.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in facts.touches)
+        touches = (
+            evidence.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in evidence.touches
+        )
         place = next((touch.where for touch in touches), "")
         rule = rules.not_waited
         if op is not None:
@@ -149,9 +153,9 @@ def _async_call(span: Span) -> str:
 # -- groups -----------------------------------------------------------------------------------
 
 
-def _leaked(facts: Evidence) -> Iterator[Finding]:
+def _leaked(evidence: Evidence) -> Iterator[Finding]:
     """Find lines that create groups repeatedly without keeping or destroying the earlier ones."""
-    lost = (s for s in facts.spans if isinstance(s.attributes.get("lost"), int))
+    lost = (s for s in evidence.spans if isinstance(s.attributes.get("lost"), int))
     for where, spans in grouped(lost, lambda s: s.where).items():
         ranks = sorted({s.rank for s in spans})
         yield rules.leaked_group.finding(
@@ -163,12 +167,14 @@ def _leaked(facts: Evidence) -> Iterator[Finding]:
         )
 
 
-def _created_by_some(facts: Evidence) -> Iterator[Finding]:
+def _created_by_some(evidence: Evidence) -> Iterator[Finding]:
     """Find groups that only some ranks have created."""
-    world = facts.members(WORLD)
-    if not world or not all(map(facts.returned, world)):
+    world = evidence.members(WORLD)
+    if not world or not all(map(evidence.returned, world)):
         return
-    created = {r: [s for s in facts.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world}
+    created = {
+        r: [s for s in evidence.spans if s.rank == r and s.op is Op.NEW_GROUP] for r in world
+    }
     fewest = min(map(len, created.values()))
     spans_by_rank = {r: calls[fewest] for r, calls in created.items() if len(calls) > fewest}
     if not spans_by_rank:
@@ -183,11 +189,11 @@ def _created_by_some(facts: Evidence) -> Iterator[Finding]:
     )
 
 
-def _used_after_destroy(facts: Evidence) -> Iterator[Finding]:
+def _used_after_destroy(evidence: Evidence) -> Iterator[Finding]:
     """Find calls on groups that the calling rank has already destroyed."""
     uses = defaultdict[tuple[str, str], dict[int, Span]](dict)
-    for s in facts.trace.spans:
-        end = facts.destroy_marks.get((s.rank, s.group))
+    for s in evidence.trace.spans:
+        end = evidence.destroy_marks.get((s.rank, s.group))
         if end is not None and end.seq < s.seq and s.op not in COMPUTATION and s.group != WORLD:
             uses[end.where, s.where].setdefault(s.rank, s)
     for (where, _), spans in uses.items():
@@ -200,18 +206,20 @@ def _used_after_destroy(facts: Evidence) -> Iterator[Finding]:
         )
 
 
-def _destroyed_too_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
+def _destroyed_too_early(evidence: Evidence, forgotten: set[tuple[int, int]]) -> Iterator[Finding]:
     """Find groups that were destroyed before the program waited for calls on them.
 
     Args:
-        facts: the evidence of the run.
+        evidence: the evidence from the run.
         forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
     """
     destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
-    for (rank, _), end in facts.destroy_marks.items():
+    for (rank, _), end in evidence.destroy_marks.items():
         seqs = end.attributes.get("open")
         keys = [(rank, seq) for seq in seqs] if isinstance(seqs, tuple) else []
-        calls = [facts.by_key[key] for key in keys if key in facts.by_key and key not in forgotten]
+        calls = [
+            evidence.by_key[key] for key in keys if key in evidence.by_key and key not in forgotten
+        ]
         if calls:
             destroyed[end.where].append((end, calls[0]))
     for where, pairs in destroyed.items():
@@ -228,15 +236,15 @@ def _destroyed_too_early(facts: Evidence, forgotten: set[tuple[int, int]]) -> It
 # -- slow ranks --------------------------------------------------------------------------
 
 
-def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
+def _slow_ranks(evidence: Evidence, in_backend: set[int]) -> Iterator[Finding]:
     """Find running ranks that others wait for."""
     waiting: dict[int, list[Span]] = defaultdict(list)
-    for rank in facts.ranks:
-        wait = facts.graph.wait(rank)
-        if wait is not None and rank not in facts.stuck:
-            for other in facts.graph.rank_state(rank).waits_for:
-                waiting[other].append(facts.by_key[rank, wait.seq])
-    slow = {r: s for r, s in waiting.items() if facts.is_running(r) and r not in in_backend}
+    for rank in evidence.ranks:
+        wait = evidence.graph.wait(rank)
+        if wait is not None and rank not in evidence.stuck:
+            for other in evidence.graph.rank_state(rank).waits_for:
+                waiting[other].append(evidence.by_key[rank, wait.seq])
+    slow = {r: s for r, s in waiting.items() if evidence.is_running(r) and r not in in_backend}
     for rank, spans in slow.items():
         yield rules.straggler.finding(
             *spans,
@@ -244,11 +252,11 @@ def _slow_ranks(facts: Evidence, in_backend: set[int]) -> Iterator[Finding]:
             waiting=[s.rank for s in spans],
             calls=Calls(spans),
             rank=rank,
-            is_="was" if rank in facts.released else "is",
+            is_="was" if rank in evidence.released else "is",
         )
 
 
-def _stragglers(facts: Evidence) -> Iterator[Finding]:
+def _stragglers(evidence: Evidence) -> Iterator[Finding]:
     """Find a rank that was repeatedly the last to call collectives, at a significant cost.
 
     The first collective of a group and the worst delay of a rank are ignored, since imports and
@@ -257,8 +265,8 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
     """
     delays_by_rank: dict[int, list[float]] = defaultdict(list)
     total = 0
-    for group, calls in facts.calls.items():
-        if len(calls) < len(facts.members(group)):
+    for group, calls in evidence.calls.items():
+        if len(calls) < len(evidence.members(group)):
             continue
         for before, column in pairwise(zip(*calls.values(), strict=False)):
             starts = sorted((s.start, s.rank) for s in column)
@@ -276,7 +284,7 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
     if (
         len(delays) >= max(_MIN_TIMES, _MIN_RATE * total)
         and median(delays) >= _MIN_DELAY
-        and repeated[slowest] >= max(_MIN_SECONDS, _MIN_SHARE * facts.trace.seconds)
+        and repeated[slowest] >= max(_MIN_SECONDS, _MIN_SHARE * evidence.trace.seconds)
     ):
         yield rules.repeatedly_late.finding(
             culprits=[slowest],
@@ -290,25 +298,25 @@ def _stragglers(facts: Evidence) -> Iterator[Finding]:
 # -- operations stuck in the backend -----------------------------------------------------------
 
 
-def _in_backend(facts: Evidence) -> Iterator[Finding]:
+def _in_backend(evidence: Evidence) -> Iterator[Finding]:
     """Find operations that do not complete although all partners have arrived."""
     by_match: dict[str, list[Span]] = defaultdict(list)
-    hosts = sorted({*hosts_if_several(facts.trace.info).values()})
-    for rank in filter(facts.is_running, facts.ranks):
-        wait = facts.graph.wait(rank)
-        if wait is not None and (rank, wait.seq) in facts.trace.matches and wait.match is None:
-            span = facts.by_key[rank, wait.seq]
-            if _waited(facts, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH:
-                by_match[facts.trace.matches[rank, span.seq]].append(span)
+    hosts = sorted({*hosts_if_several(evidence.trace.info).values()})
+    for rank in filter(evidence.is_running, evidence.ranks):
+        wait = evidence.graph.wait(rank)
+        if wait is not None and (rank, wait.seq) in evidence.trace.matches and wait.match is None:
+            span = evidence.by_key[rank, wait.seq]
+            if _waited(evidence, span) > _LOST_AFTER + span.nbytes / _MIN_BANDWIDTH:
+                by_match[evidence.trace.matches[rank, span.seq]].append(span)
     for spans in by_match.values():
         yield rules.in_backend.finding(
             *spans,
             waiting=[s.rank for s in spans],
-            calls=Calls(spans, facts.call),
-            seconds=max(_waited(facts, s) for s in spans),
+            calls=Calls(spans, evidence.call),
+            seconds=max(_waited(evidence, s) for s in spans),
             network=rules.in_backend.fill("network", hosts=",".join(hosts)) if hosts else "",
         )
 
 
-def _waited(facts: Evidence, span: Span) -> float:
-    return (span.end or facts.trace.info.until or 0.0) - span.start
+def _waited(evidence: Evidence, span: Span) -> float:
+    return (span.end or evidence.trace.info.until or 0.0) - span.start

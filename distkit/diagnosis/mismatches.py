@@ -22,7 +22,7 @@ from distkit.diagnosis.divergence import (
     outliers,
     shifted,
 )
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rules import (
     Calls,
     Finding,
@@ -39,7 +39,7 @@ from distkit.trace.log import grouped
 #: A finding, and the operations involved.
 Mismatch = tuple[Finding, list[Span]]
 
-#: For each call that every rank must make: the rule that a missing call violates, and its name.
+#: For each call that every rank must make: the rule that a missing call violates, and its text.
 _REQUIRED_CALLS: dict[Op, tuple[rules.Rule, str]] = {
     Op.NEW_GROUP: (rules.new_group, "new_group"),
     Op.BARRIER: (rules.missing_barrier, "the barrier"),
@@ -48,69 +48,69 @@ _REQUIRED_CALLS: dict[Op, tuple[rules.Rule, str]] = {
 _MAX_REORDERED = 8  # maximum number of calls that may be reordered
 
 
-def collectives(facts: Evidence) -> Iterator[Mismatch]:
+def collectives(evidence: Evidence) -> Iterator[Mismatch]:
     """Find the first mismatch of each group, and different reductions before it."""
-    for group, calls in facts.calls.items():
+    for group, calls in evidence.calls.items():
         seen = set()
         for nth in range(max(map(len, calls.values()))):
             column = {r: row[nth] for r, row in calls.items() if nth < len(row)}
-            finding = _compare(facts, calls, nth, column)
+            finding = _compare(evidence, calls, nth, column)
             if finding is None:
                 continue
             signature = finding.rule, tuple(sorted(set(finding.lines.values())))
             if signature not in seen:
-                yield _thread_remedy(facts, group, finding), list(column.values())
+                yield _thread_remedy(evidence, group, finding), list(column.values())
             seen.add(signature)
             if finding.rule is not rules.different_reduction:
                 break  # later mismatches are consequences
 
 
-def _thread_remedy(facts: Evidence, group: str, finding: Finding) -> Finding:
+def _thread_remedy(evidence: Evidence, group: str, finding: Finding) -> Finding:
     """Replace the remedy if several threads call collectives on the group."""
-    ranks = [rank for rank, groups in facts.trace.info.threads.items() if group in groups]
+    ranks = [rank for rank, groups in evidence.trace.info.threads.items() if group in groups]
     if not ranks:
         return finding
     return replace(finding, remedy=rules.mismatch.fill("threads", ranks=ranks))
 
 
 def _compare(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
+    evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     spans = list(column.values())
     differ = {d for s in spans[1:] if (d := difference(spans[0], s))}
     kind = next((d for d in _KINDS if d in differ), "")
     if not kind:
-        if spans[0].op is Op.ALL_TO_ALL and (found := _all_to_all_mismatch(facts, column)):
+        if spans[0].op is Op.ALL_TO_ALL and (found := _all_to_all_mismatch(evidence, column)):
             return found
         if all(s.where == spans[0].where for s in spans):
             return None  # the common case
-        return _swapped_lines(facts, calls, nth, column) or shifted(facts, calls, nth, column)
+        return _swapped_lines(evidence, calls, nth, column) or shifted(evidence, calls, nth, column)
     if len({"gradients" in s.attributes for s in spans}) == 2:
-        found = _gradients(facts, column)
+        found = _gradients(evidence, column)
         if found is not None:
             return found
     if _reordered_calls(calls, nth, column, where=False):
         return _another_order(calls, nth, column)
-    return diverged(facts, calls, nth, column) or _differing(facts, kind, column)
+    return diverged(evidence, calls, nth, column) or _differing(evidence, kind, column)
 
 
-def _all_to_all_mismatch(facts: Evidence, column: Column) -> Finding | None:
+def _all_to_all_mismatch(evidence: Evidence, column: Column) -> Finding | None:
     """Find an all_to_all that sends a rank more or fewer rows than it expects."""
     if any("sends" in s.attributes for s in column.values()):
-        return _split_mismatch(facts, column)
+        return _split_mismatch(evidence, column)
     sizes = {s.nbytes for s in column.values()}
-    if len(sizes) == 1 or not any(map(facts.ended_in, column.values())):
+    if len(sizes) == 1 or not any(map(evidence.ended_in, column.values())):
         return None  # may be intentional
     rows = grouped(column, lambda rank: column[rank].nbytes)
-    return replace(_differing(facts, "size", column), culprits=outliers(list(rows.values())))
+    return replace(_differing(evidence, "size", column), culprits=outliers(list(rows.values())))
 
 
-def _split_mismatch(facts: Evidence, column: Column) -> Finding | None:
+def _split_mismatch(evidence: Evidence, column: Column) -> Finding | None:
     """Find the first rank that sends more or fewer rows than the receiver expects."""
-    members = facts.members(next(iter(column.values())).group)
+    members = evidence.members(next(iter(column.values())).group)
     if len({(s.dtype, s.shape[1:]) for s in column.values() if s.nbytes}) > 1:
         return None  # rows of different sizes
-    if any("Split sizes" in end.text for r, end in facts.ends.items() if r in column):
+    if any("Split sizes" in end.text for r, end in evidence.ends.items() if r in column):
         return None  # torch reports splits that do not fit the call's tensor
     shares = {r: _split_sizes(s, len(members)) for r, s in column.items()}
     for sender, receiver in product(shares, shares):
@@ -133,7 +133,7 @@ def _split_mismatch(facts: Evidence, column: Column) -> Finding | None:
 
 
 def _split_sizes(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the rows that a rank sends to each member, and expects from each."""
+    """Return the numbers of rows that a rank sends to each member, and expects from each."""
     even = [span.shape[0] // size] * size if span.shape else []
     return span.attributes.get("sends", even), span.attributes.get("receives", even)
 
@@ -172,41 +172,41 @@ def _finding(
     )
 
 
-def _differing(facts: Evidence, kind: str, column: Column) -> Finding:
+def _differing(evidence: Evidence, kind: str, column: Column) -> Finding:
     """Return the finding for calls that differ in ``kind``, a key of ``_KINDS``."""
-    if kind == "op" and (finding := _required(facts, column)) is not None:
+    if kind == "op" and (finding := _required(evidence, column)) is not None:
         return finding
     rule, write = _KINDS[kind]
     to_one = next(iter(column.values())).op in (Op.REDUCE, Op.GATHER)
-    remedy = _same_tensor(facts, column) if rule is rules.different_tensor else ""
+    remedy = _same_tensor(evidence, column) if rule is rules.different_tensor else ""
     return _finding(rule, column, write, remedy=remedy, root="destination" if to_one else "source")
 
 
-def _required(facts: Evidence, column: Column) -> Finding | None:
+def _required(evidence: Evidence, column: Column) -> Finding | None:
     """Find ranks that do not make a call that every rank must make."""
     called = {s.op for s in column.values()}
     for op in [op for op in _REQUIRED_CALLS if op in called]:
         rule, name = _REQUIRED_CALLS[op]
         others = [r for r, s in column.items() if s.op is not op]
-        missing = [r for r in others if not _makes_extra_call(facts, column, r, op)]
+        missing = [r for r in others if not _makes_extra_call(evidence, column, r, op)]
         if missing and (op is Op.NEW_GROUP or len(others) <= len(column) / 2):
             message = rules.divergence.sentences["waits_for_all"]
             return _finding(rule, column, message=message, culprits=missing, name=name)
     return None
 
 
-def _makes_extra_call(facts: Evidence, column: Column, rank: int, op: Op) -> bool:
+def _makes_extra_call(evidence: Evidence, column: Column, rank: int, op: Op) -> bool:
     """Return whether a rank makes an extra call before it reaches the call of the other ranks.
 
     If they have made the extra call equally often, the rank has skipped their call instead.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
-    counts = [facts.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
-    names = () if counts[0] == counts[1] > 0 else facts.program.calls_below(facts.path(span))
+    counts = [evidence.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
+    names = () if counts[0] == counts[1] > 0 else evidence.program.calls_below(evidence.path(span))
     return any(str(op) in name for name in names)
 
 
-def _same_tensor(facts: Evidence, column: Column) -> str:
+def _same_tensor(evidence: Evidence, column: Column) -> str:
     """Return the remedy for different tensors, based on their differences and lines."""
     rule, same_order = rules.different_tensor, rules.another_order.remedy
     spans = [*column.values()]
@@ -220,13 +220,13 @@ def _same_tensor(facts: Evidence, column: Column) -> str:
             "dtype", dtype=max(dtypes, key=lambda d: (dtypes.count(d), *_dtype_rank(d)))
         )
     cause = ""
-    if one_call and facts.count_calls(spans[0].rank, spans[0]) > 1 and facts.nth(spans[0]):
+    if one_call and evidence.count_calls(spans[0].rank, spans[0]) > 1 and evidence.nth(spans[0]):
         cause = rule.fill("last_batch")
     return fill(rule.remedy, cause=cause)
 
 
 def _dtype_rank(dtype: str) -> tuple[bool, int]:
-    """Return a sort key: floating-point dtypes after others, wider ones after narrower."""
+    """Return a sort key: floating-point dtypes after others, then by size."""
     return "float" in dtype, int("".join(filter(str.isdigit, dtype)) or 0)
 
 
@@ -245,12 +245,12 @@ _KINDS: dict[str, tuple[rules.Rule, Callable[[Span], str]]] = {
 }
 
 
-def _gradients(facts: Evidence, column: Column) -> Finding | None:
+def _gradients(evidence: Evidence, column: Column) -> Finding | None:
     """Find ranks that continue without gradients that the others reduce."""
     ranks = [r for r, s in column.items() if "gradients" not in s.attributes]
     others = [s for r, s in column.items() if r not in ranks]
     skipped = [column[r] for r in ranks]
-    if (finding := find_unused_parameters(facts, ranks, others)) is None:
+    if (finding := find_unused_parameters(evidence, ranks, others)) is None:
         return None
     cause = finding.message[:-1]
     message = fill("{cause}, and {calls:continue with}.", cause=cause, calls=Calls(skipped))
@@ -261,8 +261,8 @@ def _gradients(facts: Evidence, column: Column) -> Finding | None:
 
 
 def _key(span: Span, where: bool) -> tuple[object, ...]:
-    facts = span.attributes.get
-    parameters = facts("reduction"), facts("function"), facts("members")
+    attribute = span.attributes.get
+    parameters = attribute("reduction"), attribute("function"), attribute("members")
     key = (span.op, span.peer, parameters, comparable_size(span), span.dtype)
     return (*key, span.where) if where else key
 
@@ -284,13 +284,13 @@ def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, whe
 
 
 def _swapped_lines(
-    facts: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
+    evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     """Find equal calls that ranks make in a different order, so that the results are wrong."""
     places = {s.where for s in column.values()}
     if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
-    if any(facts.program.are_alternatives(a, b) for a, b in combinations(places, 2)):
+    if any(evidence.program.are_alternatives(a, b) for a, b in combinations(places, 2)):
         return None
     if not _reordered_calls(calls, nth, column, where=True):
         return None
@@ -318,31 +318,31 @@ def _another_order(calls: dict[int, list[Span]], nth: int, column: Column) -> Fi
 # -- messages -----------------------------------------------------------------------
 
 
-def messages(facts: Evidence) -> Iterator[Mismatch]:
+def messages(evidence: Evidence) -> Iterator[Mismatch]:
     """Find messages whose ends differ in size or dtype, one finding per pair of lines.
 
     Later differences between the same two ranks are consequences of the first.
     """
     by_lines: dict[tuple[str, str], list[tuple[Span, Span]]] = defaultdict(list)
-    # by sender, receiver, group and tag: the lines of the first different pair
+    # the lines of the first different pair, by sender, receiver, group and tag
     first_lines: dict[tuple[object, ...], tuple[str, str]] = {}
-    for send, recv in facts.pairs:
+    for send, recv in evidence.pairs:
         if send.dtype and recv.dtype and not _same_layout(send, recv):
             ends = send.rank, recv.rank, send.group, send.tag
             by_lines[first_lines.setdefault(ends, (send.where, recv.where))].append((send, recv))
     for pairs in by_lines.values():
         spans = [s for pair in pairs for s in pair]
-        yield _wrong_tensor(facts, *pairs[0], spans), spans
+        yield _wrong_tensor(evidence, *pairs[0], spans), spans
 
 
 def _same_layout(one: Span, other: Span) -> bool:
     return (one.dtype, one.nbytes) == (other.dtype, other.nbytes)
 
 
-def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
+def _wrong_tensor(evidence: Evidence, send: Span, recv: Span, spans: list[Span]) -> Finding:
     rule, repeats = rules.wrong_tensor, len(spans) // 2 - 1
     return rule.finding(
-        remedy=_same_message(facts, send, recv),
+        remedy=_same_message(evidence, send, recv),
         culprits=sorted({s.rank for s in spans}),
         lines={**lines_of(*spans), **lines_of(send, recv)},
         send=send,
@@ -353,12 +353,12 @@ def _wrong_tensor(facts: Evidence, send: Span, recv: Span, spans: list[Span]) ->
     )
 
 
-def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
+def _same_message(evidence: Evidence, send: Span, recv: Span) -> str:
     """Return the remedy for a message that does not fit its buffer."""
     alternatives = [
         s
         for end, other in ((send, recv), (recv, send))
-        for s in facts.spans
+        for s in evidence.spans
         if (s.op, s.rank, s.group, s.tag) == (end.op, end.rank, end.group, end.tag)
         and s.seq != end.seq
         and s.peer == end.peer
@@ -366,7 +366,7 @@ def _same_message(facts: Evidence, send: Span, recv: Span) -> str:
     ]
     if alternatives:
         return rules.crossed_messages.remedy
-    ahead = [facts.program.calls_below(facts.path(s)) for s in (send, recv)]
+    ahead = [evidence.program.calls_below(evidence.path(s)) for s in (send, recv)]
     has_others = all(
         any(word in name for name in names)
         for names, word in zip(ahead, ("send", "recv"), strict=True)

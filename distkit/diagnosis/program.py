@@ -240,7 +240,7 @@ class Program:
         return frames[::-1]
 
     def _callers(self, where: str, depth: int = 0) -> list[str]:
-        """Return the callers' lines of a line, while each function is called on only one line."""
+        """Return the lines of the callers, as long as each function is called on only one line."""
         file, number = _split(where)
         tree = self.tree(where)
         function = _function_at(tree, number) if tree is not None else None
@@ -269,7 +269,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _name_of(function: ast.AST) -> str:
-    """Return the last part of a function's name: ``all_reduce`` of ``dist.all_reduce``."""
+    """Return the last part of a function's name: ``all_reduce`` for ``dist.all_reduce``."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""

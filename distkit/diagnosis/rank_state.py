@@ -90,7 +90,7 @@ class WaitForGraph:
     Args:
         world_size: number of ranks; higher numbers are servers and their scheduler.
         groups: the global ranks of each known group.
-        noun: the word for a rank in texts.
+        noun: the noun for a rank in texts.
 
     >>> graph = WaitForGraph(2)
     >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
@@ -255,7 +255,7 @@ class WaitForGraph:
     def _possible_setters(self, e: CallRecord) -> tuple[int, ...]:
         """Return the ranks that could set a key.
 
-        These are the ranks that are not in the same wait. If there are none, they are all others.
+        These are the ranks that are not in the same wait, or all other ranks if all are in it.
         """
         if not self.keys.missing(e):
             return ()
@@ -291,7 +291,7 @@ class WaitForGraph:
                 yield other
 
     def _called_other(self, e: CallRecord, other: int) -> bool:
-        """Return whether another rank has already made its call at this position of the group."""
+        """Return whether another rank has already made its call at this position in the group."""
         return e.op in COLLECTIVES and e.match is None and other in self._column(e)
 
     def _column(self, e: CallRecord) -> dict[int, Event]:

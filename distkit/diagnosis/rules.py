@@ -1,4 +1,4 @@
-"""Findings and the rules that they violate, their sentences, and remedies for torch's errors.
+"""Findings, the rules that define them, their sentences, and remedies for torch's errors.
 
 The rules are read from ``rules.md``. To add a kind of mistake, add a section to that file and
 return ``rules.NAME.finding(…)`` where the mistake is detected.
@@ -19,7 +19,7 @@ from distkit.events import CallRecord, Span
 from distkit.trace.calls import at, call
 from distkit.trace.log import grouped
 
-#: Folder of the rules' pages, relative to a notebook of this repository.
+#: Folder with the rules' pages, relative to a notebook of this repository.
 PAGES = "../docs/findings"
 
 
@@ -276,8 +276,8 @@ def location(span: Span) -> str:
     """Return a phrase with the line of a call, and the line of its ``wait()`` if different.
 
     >>> from distkit.events import Event, Op, State
-    >>> facts = {"waits_at": "a.py:6"}
-    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="a.py:4", attributes=facts)
+    >>> line = {"waits_at": "a.py:6"}
+    >>> sent = Event(0, 0, Op.SEND, State.BLOCKED, 0.0, peer=1, where="a.py:4", attributes=line)
     >>> from distkit.trace.log import EventLog
     >>> location(EventLog([sent]).spans[0])
     ' at a.py:4 (wait() at a.py:6)'
@@ -298,7 +298,7 @@ def lines_of(*spans: Span) -> dict[int, str]:
     return {s.rank: s.where for s in sorted(spans, key=lambda s: s.rank) if s.where}
 
 
-# -- errors of torch, and ends of processes ----------------------------------------------
+# -- torch's errors, and processes that exit ----------------------------------------------
 
 #: Remedies, by a pattern that matches the error's text.
 _ADVICE = {

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import traitlets
 
 from distkit._format import aligned, count
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.diagnosis.rules import PAGES, Finding
 from distkit.errors import DistkitError

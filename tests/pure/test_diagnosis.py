@@ -243,7 +243,7 @@ HANGS = {
         (0,),
         [[all_reduce(3, group="1")], [all_reduce(5)], [all_reduce(5)]],
         {"1": [0, 1]},
-        ("all_reduce() of the group of ranks 0 and 1 at a.py:3",),
+        ("all_reduce() on the group of ranks 0 and 1 at a.py:3",),
     ),
     "group without the other ranks": (
         "wrong_group",

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import traces
 
-from distkit.diagnosis.facts import Evidence
+from distkit.diagnosis.evidence import Evidence
 from distkit.diagnosis.rank_state import RankState, RankStatus
 from distkit.events import Event, Op, State
 from distkit.trace.log import EventLog

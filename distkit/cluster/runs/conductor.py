@@ -477,7 +477,7 @@ class DeadlockWatchdog:
         }
         if not waits:
             return False
-        from distkit.diagnosis.facts import Evidence
+        from distkit.diagnosis.evidence import Evidence
 
         graph = Evidence(trace).graph
         spans = [s for s in trace.spans if (s.rank, s.seq) in waits]

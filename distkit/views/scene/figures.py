@@ -141,7 +141,7 @@ def hang(findings: Sequence[Finding], trace: EventLog, *, brief: bool = False) -
         trace: the run.
         brief: whether to leave out the messages.
     """
-    from distkit.diagnosis.facts import Evidence
+    from distkit.diagnosis.evidence import Evidence
     from distkit.views.scene.waits import waits_svg
     from distkit.views.widget.snapshot import as_picture
 
