@@ -126,7 +126,7 @@ class Traffic:
 def sum_devices(
     tensors: Sequence[Tensor], where: str, traffic: Traffic, *, copy: bool = True
 ) -> Tensor:
-    """Return the flat sum of a worker's tensors of one key.
+    """Return the flat sum of a worker's tensors for one key.
 
     Args:
         tensors: one per device.

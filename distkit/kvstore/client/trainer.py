@@ -31,8 +31,8 @@ class Trainer:
         update_on_kvstore: whether the servers update the weights.
 
     Raises:
-        KVStoreError: The optimizer is unknown, or ``update_on_kvstore=False`` with dist_async,
-            which has no sum of all gradients.
+        KVStoreError: The optimizer is unknown, there are no parameters to train, or
+            ``update_on_kvstore=False`` with dist_async, which has no sum of all gradients.
 
     Example, on a worker::
 

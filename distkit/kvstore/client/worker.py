@@ -283,7 +283,7 @@ class KVStore:
 
     @contextmanager
     def once(self, function: int) -> Iterator[None]:
-        """Apply the pushes in this block once, even if the function runs again elsewhere.
+        """Apply each push in this block once, even if the function runs again elsewhere.
 
         At the end of the block all pushes have arrived. Servers ignore repetitions of the n-th push
         of a key by a function.
@@ -347,7 +347,7 @@ class KVStore:
         """
         self._requests.flush()
         self._step([])
-        if self.options.on_crash == "replace":  # servers stop waiting for gradients of this worker
+        if self.options.on_crash == "replace":  # servers stop waiting for its gradients
             self._requests.call([Call(s, AtBarrier, ()) for s in self._servers])
         call = Call(self._scheduler, Barrier, (self._barriers,))
         (reply,) = self._requests.call([call])
@@ -507,7 +507,7 @@ def _join(node: Node, options: StoreOptions) -> KVStore:
 
 
 def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -> None:
-    """Make this process a worker of a cluster, until :func:`release`.
+    """Make this process a worker in a cluster, until :func:`release`.
 
     Args:
         node: the process's identity in the cluster.

@@ -59,7 +59,7 @@ class Node:
         return self.workers + self.servers
 
     def name(self, node: int) -> str:
-        """Return the name of a node of this cluster.
+        """Return the name of a node in this cluster.
 
         >>> Node("scheduler", 0, workers=4, servers=2, folder="f").name(5)
         'server 1'

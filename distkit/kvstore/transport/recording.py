@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 
 class InFlight:
-    """A request in flight, recorded until its response as an operation of the node that sends it.
+    """A request in flight, recorded as an operation on the node that sends it.
 
     Args:
         request: the request.
@@ -129,7 +129,7 @@ def is_stepped() -> bool:
 
 
 class ReplyRecorder:
-    """Records requests and responses as messages of the node that responds."""
+    """Records requests and responses as messages on the node that responds."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Any]] = {}  # attributes of unanswered requests

@@ -84,7 +84,7 @@ class Backup:
 
 
 class ServerSession:
-    """Registers a server and passes requests to its KVServer, without I/O.
+    """Passes a server's requests to its KVServer and replicates them, without I/O.
 
     ``stores`` holds the values that it serves, by server, including servers that it has taken over
     from.
