@@ -225,6 +225,7 @@ class CallRecord:
                                      at ``where``, such as ``ring_all_reduce``; stepped runs only
     any, while blocked               ``waits_at``: the line of ``wait()``, if it differs;
                                      ``stack``: the call stack as source lines, innermost first
+    any, captured in a CUDA graph    ``captured`` (True); values are not recorded
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
                                      bytes that the rank's tensors occupy there; once completed
                                      ``device_seconds``: the operation's time on the GPU

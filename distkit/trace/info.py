@@ -42,7 +42,7 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class RankEnd(Struct, frozen=True, omit_defaults=True):
-    """The end of a rank.
+    """How a rank ended.
 
     Args:
         how: "returned", "raised" or "died"; "released" after another rank's failure or an
@@ -73,7 +73,7 @@ class Replacement(Struct, frozen=True):
 
 
 class ClockOffset(Struct, frozen=True, omit_defaults=True):
-    """Offset of a host's clock from the clock of the trace [s].
+    """Offset of a host's clock from the trace's clock [s].
 
     Args:
         ahead: the offset, positive if the host's clock is ahead.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Trace(EventLog):
-    """The communication of the ranks of one run: an immutable sequence of events.
+    """The communication between the ranks of a run: an immutable sequence of events.
 
     Args:
         events: the events, in any order; the trace sorts them by time.
