@@ -28,7 +28,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
     Args:
         trace: a live or saved trace. ``info.ends`` states how each rank ended, and ``info.groups``
             the members of each group. If the trace has lost events, or if its calls cannot be
-            matched, only failed ranks are reported.
+            matched, only failed ranks and the limits of the recording are reported.
 
     >>> from distkit.events import Event, Op, State
     >>> states = State.STARTED, State.BLOCKED

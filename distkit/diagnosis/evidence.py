@@ -28,7 +28,7 @@ from distkit.trace.calls import call, last_call
 from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Matches the errors of a rank that only waited for another rank.
+#: Matches errors on a rank that only waited for another rank.
 _CONSEQUENTIAL = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
     r"waits for .* which has exited"
@@ -161,7 +161,7 @@ class Evidence:
         return defaultdict(dict, by_group)
 
     def nth(self, span: Span) -> int:
-        """Return the index of a collective among the calls of its rank on its group."""
+        """Return the index of a collective among its rank's calls on its group."""
         return self.calls[span.group][span.rank].index(span)
 
     def count_calls(self, rank: int, span: Span) -> int:
@@ -202,7 +202,10 @@ class Evidence:
 
     @cached_property
     def unmatched(self) -> list[Span]:
-        """The sends without a receive, and the receives without a send."""
+        """The sends without a receive, and the receives without a send.
+
+        Sends that a receive from any source may match are omitted.
+        """
         any_source = {
             (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
         }

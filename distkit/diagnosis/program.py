@@ -176,8 +176,9 @@ class Program:
     def exits(self, path: Path) -> list[Statement]:
         """Return statements that may make a rank reach a line less often than others.
 
-        They are ``break``, ``continue``, ``return``, silent ``except`` and ``no_sync()`` in the
-        enclosing loops, and every ``return`` before the line.
+        They are conditional ``break``, ``continue`` and ``return`` statements, ``except`` and
+        ``no_sync()`` blocks in the enclosing loops, and conditional ``return`` statements before
+        the line.
         """
         found: dict[Statement, None] = {}
         for frame in self._frames(path):

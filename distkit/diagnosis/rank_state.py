@@ -366,7 +366,7 @@ def _any_source_channel(e: CallRecord) -> Channel:
 
 
 def _nth(calls: list[Event], seq: int) -> int:
-    """Return the index of an operation among the calls of its side."""
+    """Return the index of an operation among the calls on its side."""
     return bisect_left(calls, seq, key=lambda e: e.seq)
 
 

@@ -99,7 +99,7 @@ class Rule:
 
     @property
     def desynchronizes(self) -> bool:
-        """Whether later collectives of the ranks no longer match."""
+        """Whether the ranks' later collectives no longer match."""
         return "desynchronizes" in self.sentences
 
     def title(self) -> str:
