@@ -128,8 +128,8 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda kv: kv.pull("v"), "pull of 'v' needs a key that this worker has initialized"),
-        (lambda kv: kv.push("v", torch.ones(2)), "needs a key that this worker has initialized"),
+        (lambda kv: kv.pull("v"), "pull of 'v' failed: this worker has not initialized the key"),
+        (lambda kv: kv.push("v", torch.ones(2)), "this worker has not initialized the key"),
         (lambda kv: kv.init("w", torch.ones(2)), "already initialized"),
         (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' got float32[3]"),
         (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' got 2 tensors"),

@@ -391,7 +391,7 @@ class KVStore:
     def _layout(self, key: Key, action: str = "pull of") -> Layout:
         if key not in self._layouts:
             raise KVStoreError(
-                f"{action} {key!r} needs a key that this worker has initialized in this run. "
+                f"{action} {key!r} failed: this worker has not initialized the key in this run. "
                 f"Call kv.init({key!r}, value) on every worker first."
             )
         return self._layouts[key]

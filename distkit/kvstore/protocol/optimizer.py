@@ -80,9 +80,9 @@ class OptimizerSpec:
     """An optimizer by name and options.
 
     Args:
-        name: ``"sgd"`` for MXNet's; ``"adam"`` or ``"torch.optim.Adam"`` for a class of
+        name: ``"sgd"`` for MXNet's SGD; ``"adam"`` or ``"torch.optim.Adam"`` for a class of
             ``torch.optim``.
-        options: the options of the class (``learning_rate`` and ``wd`` are aliases of ``lr`` and
+        options: the options of the class (``learning_rate`` and ``wd`` are aliases for ``lr`` and
             ``weight_decay``), ``rescale_grad`` and ``multi_precision``. ``rescale_grad`` multiplies
             every gradient: under dist_sync a server *sums* the workers' gradients, so 1 / number
             of workers yields the mean. ``multi_precision`` updates 16-bit weights in a float32
@@ -290,7 +290,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
 
 
 def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
-    """Return a specification of plain data, without default options."""
+    """Return a specification with plain-data options, without those that equal the default."""
     default = {"rescale_grad": 1, "multi_precision": False}
     default |= _defaults(OptimizerSpec(name).kind)
     try:
