@@ -42,7 +42,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_691, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_693, 16_000),
+    "tests": Line(16_690, 16_000),
     "tests/stress": Line(3_578, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }

@@ -27,7 +27,7 @@ from distkit.cluster.runs.conductor import INTERRUPT_TIMEOUT, Conductor
 from distkit.cluster.runs.run import Run, follow
 from distkit.cluster.runs.stepper import Stepper
 from distkit.cluster.supervisor import Supervisor
-from distkit.diagnosis.rules import Finding
+from distkit.diagnosis import diagnose, rules  # noqa: F401  not in a thread: programs may fork
 from distkit.errors import ClusterError, RunStopped, StartError, StoppedError
 from distkit.imports import load
 from distkit.recording import faults
@@ -429,7 +429,7 @@ class Cluster:
         kill_processes([child])
         child.wait(INTERRUPT_TIMEOUT)
 
-    def diagnose(self) -> list[Finding]:
+    def diagnose(self) -> list[rules.Finding]:
         """Return the findings about the current or latest run, such as which ranks wait and why."""
         run = self._supervisor.run or self._latest
         return [] if run is None else run.findings

@@ -17,6 +17,7 @@ import zmq
 
 import distkit as dk
 from distkit import kvstore
+from distkit.kvstore.transport.connection import RemoteConnection
 from tests.support.kvstore_nodes import LARGE, push_until_stopped
 from tests.support.laboratories import laboratory, needs
 from tests.support.machines import ALPHA, BETA, two_machines
@@ -92,8 +93,9 @@ def remote_addresses(mode: str) -> list[str]:
     kv = kvstore.create(mode)
     kv.barrier()
     connections = kv._requests._link._connections
-    endpoints = [sock.getsockopt_string(zmq.LAST_ENDPOINT) for sock, _ in connections.values()]
-    return sorted({end.split(":")[1] for end in endpoints if "tcp" in end})
+    remote = [c for c in connections.values() if isinstance(c, RemoteConnection)]
+    endpoints = [c._sock.getsockopt_string(zmq.LAST_ENDPOINT) for c in remote]
+    return sorted({end.split(":")[1] for end in endpoints})
 
 
 def pass_around() -> None:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -70,17 +69,11 @@ def test_missing_rank_does_not_block_the_start() -> None:
     assert time.monotonic() - began < 15
 
 
-def import_kvstore() -> bool:
-    """Import the KVStore; return whether the fork server had imported it."""
-    name = "distkit.kvstore.client.worker"
-    imported = name in sys.modules
-    import_module(name)
-    return imported
+def test_module_that_the_call_names_is_imported_before_its_ranks_are_forked() -> None:
+    def is_imported() -> bool:
+        return "torch.distributed.tensor" in sys.modules
 
-
-def test_late_import_is_shared_by_all_later_runs() -> None:
-    dk.run_ranks(import_kvstore, 2)
-    assert dk.run_ranks(import_kvstore, 2).results == [True, True]
+    assert dk.run_ranks(is_imported, 2).results == [True, True]
 
 
 def test_arguments_and_closures_are_pickled() -> None:
