@@ -77,11 +77,11 @@ def _chip(
     one_host: bool,
     on_cpu: bool,
 ) -> str:
-    """Return the HTML of one process.
+    """Return the HTML for one process.
 
     ``one_host`` is True if all processes are on one host, ``on_cpu`` if all use the CPU.
     """
-    facts = [device * (not on_cpu), f"on {host}" * (not one_host), f"pid {pid}" * bool(pid)]
+    details = [device * (not on_cpu), f"on {host}" * (not one_host), f"pid {pid}" * bool(pid)]
     quiet = ' class="quiet"' * (state in ("idle", "stopped"))
     light, dark = (
         (GRAY, GRAY_DARK)
@@ -91,7 +91,7 @@ def _chip(
     return (
         f'<li style="--light:{light};--dark:{dark}"><i></i><b>{html.escape(name)}</b> '
         f"<em{quiet}>{html.escape(state)}</em> "
-        f"<span>{html.escape(' · '.join(filter(None, facts)))}</span></li>"
+        f"<span>{html.escape(' · '.join(filter(None, details)))}</span></li>"
     )
 
 

@@ -200,7 +200,7 @@ class Cluster:
         self._finalizer = weakref.finalize(self, Supervisor.close, self._supervisor)
         self._runs = 0
         self._latest: Run | None = None
-        #: The latest stepper, for example of a ``%%ranks --step`` cell.
+        #: The latest stepper, for example from a ``%%ranks --step`` cell.
         self.stepper: Stepper | None = None
         self._submit_lock = threading.Lock()
         if show_card and in_notebook():
@@ -272,7 +272,7 @@ class Cluster:
             ranks: the ranks that run it, or None for all.
             step: pause before each communication call, as :meth:`step` does.
             file: the source's name in tracebacks.
-            seed: seed of the ranks' random numbers, as in :meth:`run`; without a seed the
+            seed: seed for the ranks' random numbers, as in :meth:`run`; without a seed the
                 generators continue from the previous cell.
 
         Raises:

@@ -39,7 +39,7 @@ class Engines(Ranks):
     usable = loss_reported = True
     client: Any = None
     _controller: Child | None = None
-    _connection = ""  # the data with which an engine connects to the controller, as JSON
+    _connection = ""  # what an engine needs to connect to the controller, as JSON
 
     def start(self) -> None:
         """Start the controller and the engines and wait until all have registered."""

@@ -63,7 +63,7 @@ class CellRegistry:
         self._origins = weakref.WeakKeyDictionary[Any, tuple[str, str]]()
 
     def add(self, cell: str | None, value: Any) -> None:
-        """Register an object of ``cell``; a cell may have several."""
+        """Register an object that ``cell`` has created; a cell may create several."""
         if cell is None:
             return
         header = (shell().kernel.get_parent("shell") or {}).get("header", {})
@@ -75,7 +75,7 @@ class CellRegistry:
 
 
 def name_running_cell(source: str) -> str:
-    """Return a new file name, labeled ``In[n]`` in tracebacks, for code of the running cell."""
+    """Return a new file name, labeled ``In[n]`` in tracebacks, for code in the running cell."""
     history = getattr(shell(), "history_manager", None)
     # the first input is empty; execution_count differs between IPython 8 and 9
     count = 0 if history is None else len(history.input_hist_raw) - 1
@@ -140,7 +140,7 @@ def _text(label: str) -> str:
 
 
 def warn(notices: Sequence[object], category: type[Warning] = CommunicationWarning) -> None:
-    """Warn at the user's line, not at a line of distkit or of IPython, which runs magics."""
+    """Warn at the user's line, not at a line in distkit or in IPython, which runs magics."""
     frame = sys._getframe()
     while frame.f_back is not None and (
         (file := frame.f_code.co_filename).startswith(PACKAGE_PATHS) or not is_user_file(file)

@@ -1,9 +1,10 @@
-"""A private channel for framed messages between two processes of one user, over a socket pair.
+"""A private channel for framed messages between two processes of one user, over a Unix socket.
 
-:func:`socket.socketpair` creates both ends, which are inherited or passed as file descriptors, so
-no other process can connect. Messages are plain values, and receiving one executes no code, because
-the other end may run an untrusted program. When the other end dies, :meth:`Channel.recv` raises
-EOFError immediately, so a channel is also a lifeline.
+Most channels are socket pairs, which are inherited or passed as file descriptors, so no other
+process can connect. The others use a socket in a folder that only the user can access. Messages are
+plain values, and receiving one executes no code, because the other end may run an untrusted
+program. When the other end dies, :meth:`Channel.recv` raises EOFError immediately, so a channel is
+also a lifeline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Creates and removes private folders and kills the descendants of ranks.
 
-A folder contains sockets and rendezvous files. The folders of a kernel have a common prefix, and
-the subreaper removes them after the kernel has exited for any reason.
+A folder contains sockets and rendezvous files. All folders of a Jupyter kernel or a script have a
+common prefix, and the subreaper removes them after that process exits, for whatever reason.
 
-A rank's descendants are its children, their children, and daemons in their own sessions. On Linux
+A rank's descendants are its children, their children, and daemons in their own sessions. On Linux,
 each rank, the fork server and its parent are child subreapers: they adopt the orphans below them,
 so no process escapes. The fork server adopts a rank's remaining children when the rank exits, and
 its parent adopts them when the fork server exits. Other systems have only process groups.
@@ -74,12 +74,12 @@ def make_folder(prefix: str, processes: int = 1) -> str:
 
 
 def space_needed(processes: int) -> int:
-    """Return how much space the files of a cluster with ``processes`` processes need [bytes]."""
+    """Return the space needed for the files of a cluster with ``processes`` processes [bytes]."""
     return _BASE + processes * _PER_PROCESS
 
 
 def remove_folders(prefix: str) -> None:
-    """Remove the folders with a prefix."""
+    """Remove all folders with this prefix."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -88,7 +88,10 @@ def remove_folders(prefix: str) -> None:
 
 
 def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Make Linux kill this process when its parent exits; elsewhere only the lifeline does."""
+    """On Linux, make the system send ``signum`` to this process when its parent exits.
+
+    On other systems, a process notices only that its lifeline closes.
+    """
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
@@ -105,7 +108,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies; [] except on Linux."""
+    """Return the pids of this process's children, including zombies; empty except on Linux."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(pid) for file in lists for pid in file.read_text().split()]
 
@@ -117,12 +120,12 @@ def kill_children(exclude: Container[int] = ()) -> None:
     """
     for pid in children():
         if pid not in exclude:
-            with suppress(ProcessLookupError, PermissionError):  # it has changed its user id
+            with suppress(ProcessLookupError, PermissionError):  # exited, or has another user id
                 os.kill(pid, signal.SIGKILL)
 
 
 def kill_all_children() -> None:
-    """Kill all children, and their children once adopted, and wait until all have exited."""
+    """Kill all children, including those adopted meanwhile; wait up to ``END_TIMEOUT`` [s]."""
     deadline = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < deadline:

@@ -63,11 +63,11 @@ class Child:
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
         self._status_event = threading.Event()
-        #: Its exit status, set after its last message was handled.
+        #: The exit status, set after the process's last message was handled.
         self._exit: futures.Future[int] = futures.Future()
 
     def wait_for_start(self) -> None:
-        """Wait for its first message.
+        """Wait for the process's first message.
 
         Raises:
             StartError: the process could not be forked.
@@ -78,7 +78,7 @@ class Child:
             raise StartError(self.server.loss_reason()) from e
 
     def send(self, message: Any) -> None:
-        """Send it a message, unless it has just exited; its exit is reported separately."""
+        """Send a message, unless the process has just exited, which is reported separately."""
         with suppress(OSError):
             self.channel.send(message)
 
@@ -98,7 +98,7 @@ class Child:
         return bool(futures.wait([self._exit], timeout).done)
 
     def set_exit_status(self, status: int) -> None:
-        """Set the exit status; callbacks follow after its last message was handled."""
+        """Set the exit status; the callbacks follow after the last message was handled."""
         self.status = status
         # children of the process may keep the other end open
         self.server.shut_down_channel(self.channel)
@@ -115,7 +115,7 @@ class ForkClient:
 
     Args:
         channel: the channel to the fork server.
-        host: the name of its machine.
+        host: the name of the fork server's machine.
     """
 
     def __init__(self, channel: Channel, host: str) -> None:
@@ -206,7 +206,10 @@ class ForkClient:
             try:
                 response = self._responses.get(timeout=RESPONSE_TIMEOUT)
             except queue.Empty:
-                raise StartError(f"the fork server on {self.host} did not respond.") from None
+                raise StartError(
+                    f"the fork server on {self.host} did not respond within "
+                    f"{RESPONSE_TIMEOUT:.0f} s. The machine may be overloaded: stop other programs."
+                ) from None
         if "lost" in response:
             raise StartError(self.loss_reason())
         return response
@@ -241,7 +244,7 @@ class LocalForkClient(ForkClient):
         super().__init__(channel, platform.node())
 
     def make_folder(self, processes: int) -> str:
-        """Create a folder that only this user can access, for the files of its processes.
+        """Create a folder that only this user can access, for ``processes`` processes.
 
         Raises:
             StartError: there is too little space.

@@ -2,9 +2,9 @@
 
 A fork starts a rank in milliseconds instead of seconds, and the ranks share the fork server's
 memory. The fork server starts once per kernel (see ``fork_client.py``) and outlives the kernel's
-clusters. When the kernel exits, it kills all its descendants and exits.
+clusters. When the kernel exits, the fork server kills all its descendants and exits.
 
-Its parent is the *subreaper*. It forks the fork server before large imports, holds no lifeline,
+Its parent is the *subreaper*, which forks the fork server before large imports, holds no lifeline,
 waits until the fork server exits, kills the remaining descendants and removes the folders. When the
 fork server is killed, the subreaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.cleanup`). If the subreaper is killed, the fork server shuts down.
@@ -49,7 +49,7 @@ INTERVAL, IDLE_INTERVALS = 0.5, 4
 
 @dataclass
 class ForkedChild:
-    """A child: its number, its folder, and the file of its low-level output."""
+    """A child: its number, its folder, and the file for its low-level output."""
 
     number: int
     folder: str
@@ -76,7 +76,7 @@ class ForkServer:
         signal.signal(signal.SIGALRM, self._exit_with_kernel)
 
     def serve(self) -> None:
-        """Execute the kernel's commands until it exits, then kill all descendants."""
+        """Execute the kernel's commands until the kernel exits, then kill all descendants."""
         idle = 0
         try:
             while os.getppid() == self.parent:

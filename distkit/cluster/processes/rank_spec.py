@@ -40,7 +40,7 @@ class Spec:
         environ: environment variables.
         path: ``sys.path``.
         cwd: working folder.
-        port: a free port of rank 0's machine, for programs that use ``MASTER_PORT`` themselves.
+        port: a free port on rank 0's machine, for programs that use ``MASTER_PORT`` themselves.
         address: address of rank 0's machine.
         interface: network interface to the other machines, or "" if there are none.
         host: number of the rank's machine.
@@ -103,7 +103,7 @@ def inherited_fields() -> dict[str, Any]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a free port at an address of this machine."""
+    """Return a free port on an address of this machine."""
     with socket.create_server((address, 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -141,7 +141,7 @@ def call_seed(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, d
 
 
 def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
-    """Return a rank's 64-bit seed; ``incarnation`` is the number of its earlier processes.
+    """Return a rank's 64-bit seed; ``incarnation`` is how many times the rank was replaced.
 
     >>> rank_seed(0, 0) == rank_seed(0, 0), rank_seed(0, 0) == rank_seed(0, 1)
     (True, False)

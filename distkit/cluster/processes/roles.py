@@ -23,8 +23,8 @@ from typing import Any
 
 from distkit.cluster.processes.channel import Channel
 
-#: The modules of ranks, and the modules of engines and their controller. Importing one must not
-#: start a thread or open a socket.
+#: The modules that ranks import, and those that engines and their controller import. Importing one
+#: must not start a thread or open a socket.
 _RANK_MODULES = ("numpy.random", "torch.nn.parallel", "distkit.cluster.rank.rank")
 _ENGINE_MODULES = (
     "ipykernel.debugger",
@@ -41,7 +41,7 @@ PORTS = 20
 
 @cache
 def preload() -> None:
-    """Import the modules of ranks and hook torch, once for all ranks."""
+    """Import the modules that ranks need and hook torch, once for all ranks."""
     for name in _RANK_MODULES:
         import_module(name)
     from distkit.recording.tap import tap
@@ -51,7 +51,7 @@ def preload() -> None:
 
 @cache
 def preload_engines() -> None:
-    """Import the modules of engines and their controller before any is forked."""
+    """Import the modules that engines and their controller need, before any is forked."""
     # no debugger is attached to an engine: debugpy would cost each engine 0.1 s and 15 MB
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     for name in _ENGINE_MODULES:
@@ -162,7 +162,7 @@ def plain_rank(lifeline: Channel, spec: Any, folder: str) -> None:
 
 
 def _exit_with(lifeline: Channel, on_message: Callable[[Any], None] = lambda message: None) -> None:
-    """Handle the lifeline's messages, and kill this process and its children when it closes."""
+    """Handle the lifeline's messages; when it closes, kill this process and its children."""
     lifeline.listen(on_message, partial(os.killpg, 0, signal.SIGKILL))
 
 

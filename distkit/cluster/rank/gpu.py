@@ -126,7 +126,7 @@ _receives: dict[int, tuple[Any, _Pairs]] = {}
 
 
 def stage_messages(key: str = "CUDA") -> None:
-    """Register the kernels for the tensors of a dispatch key."""
+    """Register the kernels for tensors with this dispatch key."""
     library = torch.library.Library("c10d", "IMPL")
     for name in ("send", "recv_", "recv_any_source_"):
         operator = getattr(torch.ops.c10d, name).default
@@ -161,7 +161,7 @@ def _copying_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     def copying_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
         _, pairs = _receives.pop(id(work), (None, []))
-        with torch.no_grad(), DisableTorchFunction():  # hidden from the recorder of buffers
+        with torch.no_grad(), DisableTorchFunction():  # hidden from OpenBuffers
             for device, host in pairs:
                 device.copy_(host, non_blocking=True)
         return result

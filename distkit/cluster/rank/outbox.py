@@ -19,7 +19,7 @@ from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 #: Maximum number of unsent messages with output. Beyond it the pipes fill up, and printing blocks.
 MAX_UNSENT = 64
 
-#: Capacity of the pipe of descriptor 1 and maximum number of bytes read at once.
+#: Capacity of the pipe for descriptor 1, and maximum number of bytes read at once.
 PIPE_BYTES = 1 << 20
 
 

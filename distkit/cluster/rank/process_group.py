@@ -162,7 +162,7 @@ class PollingStore(dist.Store):
 
     Args:
         call: a function that gets a method's name and arguments, and calls this method of the
-            ``dist.Store`` that has the values.
+            ``dist.Store`` that holds the values.
     """
 
     timeout: timedelta  # missing in torch's type hints

@@ -382,7 +382,7 @@ def _end_child() -> None:
 
 
 def _reduce(pickler: Any, obj: Any) -> Any:
-    """Pickle functions and classes of a notebook by value, since no module exports them."""
+    """Pickle functions and classes from a notebook by value, since no module exports them."""
     if not isinstance(obj, FunctionType | type):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(obj),)

@@ -70,7 +70,7 @@ class RankController:
         """Replace a rank that has exited, in a cluster with a parameter server."""
 
     def collect_events(self) -> None:
-        """Collect the remaining events of other processes after all ranks have ended."""
+        """Collect the remaining events from other processes after all ranks have ended."""
 
 
 class Conductor:
@@ -78,9 +78,9 @@ class Conductor:
 
     Args:
         name: name of the function.
-        number: number of the run; messages of other runs are ignored.
+        number: number of the run; messages from other runs are ignored.
         ranks: the participating ranks.
-        info: facts about the cluster, for the trace.
+        info: metadata of the cluster, for the trace.
         stepped: whether every rank pauses before each communication.
         wait_forever: whether the run continues when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
@@ -165,7 +165,7 @@ class Conductor:
         )
 
     def incarnation(self, node: int) -> int:
-        """Return the number of processes of this node that have exited during this run."""
+        """Return how many times this node was replaced during this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property
@@ -206,7 +206,7 @@ class Conductor:
     # -- messages from the ranks ------------------------------------------------
 
     def handle_event(self, rank: int, kind: str, data: Any) -> None:
-        """Handle a message of a rank or a server."""
+        """Handle a message from a rank or a server."""
         match kind:
             case "rows":
                 self.live.add(rank, *data)
@@ -224,14 +224,14 @@ class Conductor:
                 self._on_crash = data
             case "group":
                 name, members = data
-                self.live.add_fact("groups", name, [*members])
+                self.live.add_metadata("groups", name, [*members])
             case "raising":
                 seq, text, where = data
-                self.live.add_fact(kind, rank, Raising(seq, text, line_label(where)))
+                self.live.add_metadata(kind, rank, Raising(seq, text, line_label(where)))
             case "threads":
-                self.live.add_fact(kind, rank, [*self.live.info.threads.get(rank, ()), data])
+                self.live.add_metadata(kind, rank, [*self.live.info.threads.get(rank, ()), data])
             case "unreduced":
-                self.live.add_fact(kind, rank, data)
+                self.live.add_metadata(kind, rank, data)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Record the outcome of a rank; only the first counts."""
@@ -241,7 +241,10 @@ class Conductor:
         self.on_end()
 
     def add_death(self, rank: int, status: int, files: Path) -> None:
-        """Record the exit of a rank's process; ``files`` are its black box and its log."""
+        """Record the exit of a rank's process.
+
+        ``files`` is the path of its black box and its log, without the suffix.
+        """
         if self.finished:  # the cluster has killed the process
             return
         died_at, log = self.live.clock(time.monotonic()), self._read_files(rank, files)
@@ -308,7 +311,10 @@ class Conductor:
         return self._interrupted or self.failed or not self.waiting
 
     def _monitor(self, controller: RankController) -> None:
-        """Replace ranks that die, until all have ended, one has failed or there is a deadlock."""
+        """Replace ranks that die, until the run is over, interrupted or deadlocked.
+
+        The run is over when all ranks have ended, or one has failed.
+        """
         while not self.deadlock:
             self._wait_until(
                 lambda: (
@@ -375,7 +381,7 @@ class Conductor:
         unresponsive = [Outcome(r, died="no response") for r in self.waiting]
         all_outcomes = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(all_outcomes, key=lambda o: o.rank)
-        self._add_final_facts(outcomes)
+        self._add_final_metadata(outcomes)
         if not (self.failed or unresponsive or self.deadlock or self._interrupted):
             return
         from distkit.cluster.runs import report  # lazy: it imports the diagnosis
@@ -403,17 +409,17 @@ class Conductor:
         elif self.failed or unresponsive:
             self.error = report.run_error(self.name, all_outcomes, self.trace)
 
-    def _add_final_facts(self, outcomes: list[Outcome]) -> None:
-        """Add the facts that the ranks reported when they ended to the trace."""
+    def _add_final_metadata(self, outcomes: list[Outcome]) -> None:
+        """Add to the trace the metadata that the ranks reported when they ended."""
 
-        def facts(name: str) -> dict[Any, Any]:
-            return {o.rank: fact for o in outcomes if (fact := o.recorded.get(name))}
+        def reported(name: str) -> dict[Any, Any]:
+            return {o.rank: value for o in outcomes if (value := o.recorded.get(name))}
 
         self.live.update(
-            dropped=facts("dropped") | ({"notebook": n} if (n := self.live.dropped) else {}),
-            without_values=facts("without_values"),
-            unwaited={rank: [*calls] for rank, calls in facts("unwaited").items()},
-            unrecorded=facts("unrecorded"),
+            dropped=reported("dropped") | ({"notebook": n} if (n := self.live.dropped) else {}),
+            without_values=reported("without_values"),
+            unwaited={rank: [*calls] for rank, calls in reported("unwaited").items()},
+            unrecorded=reported("unrecorded"),
             interrupted=self._interrupted and not self.abandoned,
             until=self.live.clock(time.monotonic()),
             ends=rank_ends(outcomes),

@@ -23,17 +23,17 @@ from distkit.errors import PACKAGE_PATHS, is_generated
 from distkit.recording.recorder import is_user_file
 from distkit.trace.info import RankEnd
 
-#: Maximum length of a text [characters], and maximum number of frames of a traceback, which keeps
-#: the innermost frames.
+#: Maximum length of a text [characters], and maximum number of frames in a traceback; the innermost
+#: frames are kept.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
-#: Maximum number of causes of an exception, and of its notes.
+#: Maximum number of exceptions examined in a chain, and of an exception's notes.
 MAX_CAUSES = 10
 
 #: Text of an exception that is the consequence of a broken connection to a peer.
 CONNECTION_BROKEN = re.compile(r"Connection (closed|reset) by peer")
 
-#: gloo's message if it received more than the tensor's size.
+#: gloo's message if it received more bytes than the tensor has.
 _LARGER = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 #: Text of the KeyboardInterrupt for a SIGINT that distkit did not send.
@@ -88,7 +88,7 @@ class Outcome:
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         missed: faults of :func:`distkit.inject_faults` that did not occur.
-        recorded: facts from the recorder, for the trace.
+        recorded: the recorder's counts and unwaited calls, for the trace.
     """
 
     rank: int
@@ -181,7 +181,7 @@ def exit_cause(status: int, *, expected: bool = False, log: str = "") -> str:
     """Return the cause of a process's exit.
 
     Args:
-        status: exit status, as from ``os.waitstatus_to_exitcode``.
+        status: exit status, as returned by ``os.waitstatus_to_exitcode``.
         expected: whether ``dk.inject_faults`` killed it.
         log: end of its log, which may contain gloo's reason.
     """
@@ -230,7 +230,8 @@ def crash_frames(log: str) -> list[Frame]:
 def line_in(frames: list[Frame]) -> str:
     """Return the innermost line of user code, not of an installed package or of Cython.
 
-    A line of distkit's reference implementations is returned only if there is no other.
+    If there is none, return the innermost line of distkit's reference implementations or, failing
+    that, of any code.
     """
     user_lines = sorted(
         (

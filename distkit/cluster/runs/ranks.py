@@ -1,7 +1,7 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
-A run has the semantics of torchrun at the speed of fork. Its ranks are forked from a process that
-has imported torch. They exit with the run, together with their children.
+Like torchrun, but ranks are forked from a process that has already imported torch, so a run starts
+fast. The ranks exit with the run, together with their children.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.kvstore import Node
 
-#: Timeouts for a server to flush its events, usually and before a release [s]; a stopped server
-#: never flushes them.
+#: Timeout for a server to flush its events: the default, and the shorter one before a release [s].
+#: A suspended server (SIGSTOP) never flushes.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 
 @dataclass
 class ProcessHost:
-    """The local machine as a host of ranks; subclasses represent other machines.
+    """A host that runs ranks. This class represents the local machine.
 
     Args:
         server: forks and kills processes and reports their exits.
         folder: the cluster's folder on the machine.
-        ranks: the numbers of its ranks.
-        servers: the numbers of its parameter servers.
+        ranks: the ranks that it runs.
+        servers: the numbers of the parameter servers that it runs.
         address: its address as seen from other machines, or "" if there are none.
     """
 
@@ -60,7 +60,10 @@ class ProcessHost:
 
     @property
     def clock(self) -> Any:
-        """Offset of its clock, as from :mod:`distkit_hosts.clocks`, or None for this machine."""
+        """Clock offset of this host, a :class:`distkit_hosts.clocks.Offset`.
+
+        None for the local machine, or before the first round trip.
+        """
         return None
 
     def spec_fields(self, rank: int, hosts: Sequence[ProcessHost]) -> dict[str, Any]:
@@ -73,18 +76,18 @@ class ProcessHost:
         }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval to this machine's clock, shortened by the maximum error."""
+        """Convert an interval to the local clock, and shorten it by the maximum error."""
         return since, until
 
     def remove_files(self, name: str) -> None:
-        """Remove the rendezvous stores and the servers' sockets of a run."""
+        """Remove a run's rendezvous stores and its servers' sockets."""
         with suppress(OSError):  # the folder was removed
             for file in Path(self.folder).glob(f"{name}-*"):
                 file.unlink(missing_ok=True)
 
 
 def this_machine(plan: Plan, folder: str) -> ProcessHost:
-    """Return this machine, with all ranks of a plan."""
+    """Return the local host, which runs all ranks of the plan."""
     return ProcessHost(server(), folder, range(plan.ranks), range(plan.servers))
 
 
@@ -93,9 +96,9 @@ class Ranks(RankController):
 
     Args:
         plan: number and devices of the ranks.
-        folder: folder of their rendezvous.
-        number: number of the run.
-        hosts: their machines; by default the local machine.
+        folder: the cluster's folder on the local machine.
+        number: run number.
+        hosts: the machines that run them; by default the local machine.
         on_change: called, from any thread, when a process exits.
     """
 
@@ -126,7 +129,7 @@ class Ranks(RankController):
         self._name = f"run-{number}"  # its files start with it
         #: Whether :meth:`close` was called, and whether all nodes have registered.
         self._closed = self._registered = False
-        self._keys: tuple[str, str] | None = None  # public and secret, of the servers
+        self._keys: tuple[str, str] | None = None  # the servers' public and secret key
         self._endpoint: futures.Future[str] = futures.Future()  # the scheduler's endpoint
         self._flushed = threading.Semaphore(0)  # counts servers that have flushed their events
 
@@ -197,8 +200,9 @@ class Ranks(RankController):
         child.on_exit(lambda status: self._set_endpoint(""))
         if not self._endpoint.result():
             raise StartError(
-                f"the scheduler on {child.server.host} exited while starting ({child.status}), "
-                "before the other machines could connect."
+                f"the scheduler on {child.server.host} exited during startup "
+                f"({exit_cause(child.status or 0)}), before the other machines could connect. "
+                f"Its log is in {self.folder}/scheduler-0.log until the cluster is stopped."
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
@@ -219,14 +223,14 @@ class Ranks(RankController):
         )
 
     def host(self, node: int) -> ProcessHost:
-        """Return the machine of a rank or server, or of the scheduler, which is on the first."""
+        """Return the machine that runs a node. The scheduler runs on the first machine."""
         role, i = self.servers.get(node, ("rank", node))
         if role == "scheduler":
             return self.hosts[0]
         return next(h for h in self.hosts if i in (h.ranks if role == "rank" else h.servers))
 
     def info(self) -> RunInfo:
-        """Return the trace's facts about the processes, without pids before they start."""
+        """Return the metadata of the processes for the trace; pids are "" until they start."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         nodes = {r: (f"{role} {r}", role, device) for r, device in enumerate(plan.devices)}
         for n, (role, i) in self.servers.items():
@@ -246,9 +250,10 @@ class Ranks(RankController):
         options: dict[str, Any],
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the processes and send the call to every rank; other threads control ``run``.
+        """Send the call to every rank, and start a thread that controls the run.
 
-        ``on_ended`` is called after the run and its processes have ended.
+        The processes are started first, unless they are running. ``on_ended`` is called after the
+        run has ended and its processes have been terminated.
 
         Raises:
             StartError: a process cannot be started.
@@ -358,7 +363,11 @@ class Ranks(RankController):
                 self.run.handle_event(node, kind, data)
 
     def _on_exit(self, node: int, child: Child, status: int) -> None:
-        """Handle the exit of a process, except after the run or if it was replaced."""
+        """Report the exit of a process.
+
+        Exits after the run, and exits of processes that were already replaced, only refresh the
+        observers.
+        """
         run = self.run
         if run is not None and not run.finished:
             if node in self.servers:
@@ -366,25 +375,25 @@ class Ranks(RankController):
             elif self.children.get(node) is child:
                 incarnation = run.incarnation(node)
                 run.add_death(node, status, Path(self.folder, f"{self.kind}-{node}"))
-                self._leave(node, incarnation, status)
+                self._notify_scheduler_of_exit(node, incarnation, status)
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
         """Let the server's backup take over; without one, requests to the server fail.
 
-        End the run if the scheduler has exited, or if not all nodes have registered.
+        End the run if the scheduler has exited, or if some node has not registered yet.
         """
         if self._closed:
             return
         if self._registered and node != max(self.servers):
-            self._leave(node, 0, status)
+            self._notify_scheduler_of_exit(node, 0, status)
             run.handle_event(node, "replaced", status)
         else:
             role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
-            run.abandon(f"{name} has exited ({exit_cause(status)}). Run again")
+            run.abandon(f"{name} has exited ({exit_cause(status)}). Run it again")
 
-    def _leave(self, node: int, incarnation: int, status: int) -> None:
-        """Notify the scheduler that a process has exited, perhaps before it registered."""
+    def _notify_scheduler_of_exit(self, node: int, incarnation: int, status: int) -> None:
+        """Notify the scheduler that a process has exited, possibly before it registered."""
         if self.servers:
-            self.children[max(self.servers)].send(("left", node, incarnation, exit_cause(status)))
+            self.children[max(self.servers)].send(("exited", node, incarnation, exit_cause(status)))

@@ -43,14 +43,14 @@ class LiveTrace:
     Rows stay packed until they are read, because unpacking would slow down ranks on a busy machine.
 
     Args:
-        info: initial facts about the run.
+        info: initial metadata of the run.
     """
 
     def __init__(self, info: RunInfo) -> None:
         self.info, self._info_lock = structs.replace(info, groups={}), threading.RLock()
         #: Converts ranks' times to times of the trace, which exclude the pauses of a stepped run.
         self.clock: Callable[[float], float] = float
-        #: Offset of the clock of a rank's machine, or None for this machine.
+        #: Returns the clock offset of a rank's machine, or None for the local machine.
         self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # other machines' clocks, once they send events
         self.event_count = self.dropped = 0  # numbers of kept and of dropped events
@@ -64,7 +64,7 @@ class LiveTrace:
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
 
     def add(self, rank: int, count: int, packed: bytes) -> None:
-        """Add events of a rank."""
+        """Add events from a rank."""
         with self._info_lock:  # ranks' messages arrive in several threads
             if self.event_count + count > MAX_EVENTS:
                 self.dropped += count
@@ -75,15 +75,15 @@ class LiveTrace:
         if self._subscribers:
             self._unpack()
 
-    def add_fact(self, field: str, key: Any, fact: Any) -> None:
-        """Add a fact about a rank or a group; earlier traces do not change."""
+    def add_metadata(self, field: str, key: Any, value: Any) -> None:
+        """Add metadata of a rank or a group; earlier traces do not change."""
         with self._info_lock:
-            self.update(**{field: {**getattr(self.info, field), key: fact}})
+            self.update(**{field: {**getattr(self.info, field), key: value}})
 
-    def update(self, **facts: Any) -> None:
-        """Replace facts about the run."""
+    def update(self, **fields: Any) -> None:
+        """Replace fields of the run's metadata."""
         with self._info_lock:
-            self.info = structs.replace(self.info, **facts)
+            self.info = structs.replace(self.info, **fields)
 
     def begin_process(self, rank: int) -> None:
         """Attribute further events of a rank to a new process."""

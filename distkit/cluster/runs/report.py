@@ -1,4 +1,4 @@
-"""Builds a run's error from the reports of its ranks."""
+"""Builds a run's error from the outcomes of its ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIMULTANEOUS = 0.1
 
 
 def deadlock_error(findings: list[Finding], conclusion: str, trace: Trace) -> DeadlockError:
-    """Return an error whose message is the findings and a conclusion."""
+    """Return an error whose message consists of the findings and a conclusion."""
     kind = MismatchError if all(f.code in rules.MISMATCHES for f in findings) else DeadlockError
     error = kind("\n".join([*map(str, findings), conclusion]), findings)
 
@@ -60,7 +60,7 @@ def with_state(text: str, conclusion: str) -> str:
 def interrupt_error(
     name: str, conclusion: str, outcomes: Iterable[Outcome], findings: Iterable[Finding] = ()
 ) -> RunInterrupted:
-    """Return the error of ``cluster.interrupt()`` and of Ctrl-C."""
+    """Return the error for ``cluster.interrupt()`` and for Ctrl-C."""
     texts = [
         with_state(f"{name} was stopped on all ranks", conclusion),
         *_stop_positions(outcomes),
@@ -195,7 +195,7 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
 
 
 def _traceback(frames: Iterable[Frame]) -> str:
-    """Format frames of a rank; only the kernel knows the sources of cells."""
+    """Format frames from a rank; only the kernel knows the sources of cells."""
     entries = []
     for file, number, function, text in frames:
         linecache.checkcache(file)  # a script may have been edited since its last run

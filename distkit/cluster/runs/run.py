@@ -131,7 +131,10 @@ class Run:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of :meth:`distkit.Trace.diagnose` in the events so far."""
+        """The deadlock that ended the run, or the findings about the events so far.
+
+        See :meth:`distkit.Trace.diagnose`.
+        """
         return self._conductor.findings
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -250,7 +253,7 @@ def run_ranks(
         kwargs: keyword arguments of ``fn``, the same on every rank.
         record: whether to record a trace; deadlocks are not detected without one.
         wait_forever: whether the run continues when its ranks are deadlocked.
-        seed: seed of the ranks' random numbers, as in :meth:`Cluster.run`.
+        seed: seed for the ranks' random numbers, as in :meth:`Cluster.run`.
         timeout: time limit after which the ranks are killed [s].
         raw: whether ``fn`` returns bytes, which are stored unchanged in ``results``. Nothing is
             unpickled, so an untrusted function cannot execute code in this process.

@@ -103,7 +103,7 @@ class Stepper:
             return self._step(self._choose(rank))
 
     def play(self, speed: float = 1.0) -> Stepper:
-        """Make ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
+        """Take ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
 
         While looking back it replays the moments so far, without resuming ranks.
 
