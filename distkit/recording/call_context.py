@@ -79,7 +79,7 @@ class CollectiveFingerprint:
         self._maps[group] = memory, position * SLOTS * SIZE, others, itertools.count()
 
     def check(self, op: Op, fields: tuple[Any, ...]) -> bool:
-        """Write this rank's next collective on a group and return whether other entries match.
+        """Write the entry for this rank's next collective; return whether other entries match.
 
         Args:
             op: the operation.
@@ -126,9 +126,9 @@ def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
     size = 0 if op in UNEVEN or dtype.startswith("sparse") else nbytes
     if op is Op.SCATTER:
         size = math.prod(shape)
-    facts = dict(attributes)
+    values = dict(attributes)
     # the order of members does not matter
-    target = facts.get("function") or sorted(facts.get("members", ()))
+    target = values.get("function") or sorted(values.get("members", ()))
     return zlib.crc32(repr((op, size, peer, target)).encode())
 
 
@@ -176,7 +176,7 @@ class CallContext:
             self._fingerprint.add_group(group, members)
 
     def before_call(self, pending: Pending, has_timeout: bool) -> None:
-        """Examine a call before it reaches the backend; ``has_timeout`` calls are never blocked."""
+        """Examine a call before it reaches the backend; a call with a timeout is never blocked."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self.report("raising", (pending.seq, *describe_exception(error)))
@@ -202,7 +202,7 @@ class CallContext:
 
 
 def _parameters_without_gradient(model: DistributedDataParallel) -> list[str]:
-    """Return the parameters that received no gradient in the latest backward pass."""
+    """Return the names of parameters that received no gradient in the latest backward pass."""
     try:
         model.reducer._check_reducer_finalized()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Encoding of plain values and events as msgpack, and the black box of latest events.
+"""Encoding of plain values and events as msgpack, and the black box with the latest events.
 
 Decoding never executes code, even on untrusted data.
 
@@ -106,7 +106,7 @@ def decode_rows(packed: bytes) -> list[Row]:
         msgspec.DecodeError, IndexError: the bytes contain no events.
     """
     fields, rows = _rows(packed)
-    shared = [(*begin, _to_tuples(facts), match) for *begin, facts, match in fields]
+    shared = [(*begin, _to_tuples(attributes), match) for *begin, attributes, match in fields]
     return [(*row[:4], shared[row[4]], row[5]) for row in rows]
 
 

@@ -71,7 +71,7 @@ def watch_gradients(model: nn.Module, *, max_parameters: int = 32) -> Iterator[G
 
 
 class GradientRecorder:
-    """The handle of :func:`watch_gradients`: call :meth:`step` at the end of each step."""
+    """The object that :func:`watch_gradients` yields; call :meth:`step` after each step."""
 
     def __init__(self, model: nn.Module, max_parameters: int) -> None:
         parameters = [(n, w) for n, w in model.named_parameters() if w.requires_grad]

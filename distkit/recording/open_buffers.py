@@ -1,10 +1,10 @@
 """Detection of tensors that a program uses while an asynchronous operation uses them.
 
-Until the program has waited for an operation, it must not write the operation's inputs, nor read or
-write its outputs. Torch raises no error: the program reads the current memory, which often contains
-the right numbers. While an operation is open, a function mode intercepts every call from Python. If
-a call uses memory of an open operation, a dispatch mode intercepts the call's operators, whose
-schemas show which arguments they read, write or only view.
+Until the program has waited for an operation, it must not change the operation's inputs, nor read
+or change its outputs. Torch raises no error: the program reads the current memory, which often
+contains the right numbers. While an operation is open, a function mode intercepts every call from
+Python. If a call uses memory of an open operation, a dispatch mode intercepts the call's operators,
+whose schemas show which arguments they read, write or only view.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def layout(tensor: torch.Tensor) -> NDArray[Any]:
     try:
         if not tensor.data_ptr() or not tensor.numel():
             return np.empty(0)
-        facts = {
+        interface = {
             "version": 3,
             "data": (tensor.data_ptr(), True),
             "typestr": f"|V{size}",
@@ -258,4 +258,4 @@ def layout(tensor: torch.Tensor) -> NDArray[Any]:
         }
     except RuntimeError:  # the tensor is nested or has no storage
         return np.empty(0)
-    return np.asarray(SimpleNamespace(__array_interface__=facts))
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

@@ -1,10 +1,10 @@
-"""Signatures of torch's ``c10d`` operators, hooks of stores, and the process groups of a rank.
+"""Signatures of torch's ``c10d`` operators, methods of stores, and a rank's process groups.
 
 Torch knows the members of the groups that its functions create. A program may also construct a
 ``ProcessGroup`` directly, as fault-tolerant trainers do. The members of such a group are unknown,
 so its calls are only counted.
 
-Calls of a ``dist.Store`` do not pass through ``c10d`` operators. ``store.get``, ``wait`` and
+Calls to a ``dist.Store`` do not pass through ``c10d`` operators. ``store.get``, ``wait`` and
 ``multi_get`` block until another rank has set a key, so they can hang like a receive.
 """
 

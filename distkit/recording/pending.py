@@ -140,13 +140,13 @@ class Pending:
         in_flight, device = self.in_flight, self.device
         return in_flight is not None and device is not None and in_flight[1] == device.stream
 
-    def _end(self, end_time: float, values: Any, *facts: tuple[str, Any]) -> None:
+    def _end(self, end_time: float, values: Any, *added: tuple[str, Any]) -> None:
         self.is_done, fields = True, self.fields
         if values is not None and type(values) is not tuple:  # the values arrive later
-            facts = *facts, ("memory", values.memory)
-        if facts:
+            added = *added, ("memory", values.memory)
+        if added:
             *call, where, attributes, match = fields
-            fields = (*call, where, (*attributes, *facts), match)
+            fields = (*call, where, (*attributes, *added), match)
         self.recorder.put(self.seq, self.op, State.COMPLETED, end_time, fields, values)
 
     def fail(self) -> None:
@@ -194,7 +194,7 @@ class Device:
         return int(self._torch.current_stream(self._device).stream_id)
 
     @property
-    def facts(self) -> tuple[tuple[str, Any], ...]:
+    def attributes(self) -> tuple[tuple[str, Any], ...]:
         """The event attributes of a call made now."""
         return ("device", str(self._device)), ("stream", self.stream)
 

@@ -66,6 +66,7 @@ BLOCKED_AFTER = 0.1
 #: Maximum delay of an event whose values have not arrived from the GPU [s].
 MAX_VALUES_DELAY = 0.1
 
+#: The attributes of an event, as a dict or as pairs.
 Facts = dict[str, Any] | tuple[tuple[str, Any], ...]
 
 
@@ -267,11 +268,11 @@ class Recorder:
             return None
         if wait.recorded_seq != operation.seq:
             wait.recorded_seq = operation.seq
-            *call, where, facts, match = fields = operation.fields
+            *call, where, attributes, match = fields = operation.fields
             stack = _wait_attributes(sys._current_frames(), thread, where)
             # stores have a dict of attributes; the thread may have continued meanwhile
-            if isinstance(facts, tuple) and self.waits.get(thread) is wait:
-                fields = *call, where, (*facts, *stack), match
+            if isinstance(attributes, tuple) and self.waits.get(thread) is wait:
+                fields = *call, where, (*attributes, *stack), match
             self.put(operation.seq, operation.op, State.BLOCKED, wait.since, fields)
         return wait.recorded_seq
 
@@ -352,8 +353,8 @@ def to_table(
 def _category(row: Row, label: Callable[[str], str]) -> Category:
     from distkit.trace.columns import Category
 
-    _, op, state, _, (*call, where, facts, _), _ = row
-    attributes = Attributes(facts) if facts else NO_ATTRIBUTES
+    _, op, state, _, (*call, where, pairs, _), _ = row
+    attributes = Attributes(pairs) if pairs else NO_ATTRIBUTES
     lines: dict[str, Any] = {n: label(attributes[n]) for n in LINES if n in attributes}
     if STACK in attributes:
         lines[STACK] = tuple(map(label, attributes[STACK]))
@@ -477,7 +478,7 @@ class _Capsule:
 
 # -- source lines -----------------------------------------------------------------
 
-#: Files whose frames are hidden; frames of examples and other files of algorithms/ are shown.
+#: Files whose frames are hidden; frames of examples and of other files in algorithms/ are shown.
 MACHINERY = (
     f"{PACKAGE_PATHS[0]}_hosts/",
     f"{PACKAGE_PATHS[1]}/distkit_hosts/",
@@ -545,11 +546,11 @@ def with_caller(fields: tuple[Any, ...]) -> tuple[Any, ...]:
 
     The caller is the innermost user line outside distkit.
     """
-    *call, where, facts, match = fields
+    *call, where, attributes, match = fields
     for frame, line in walk_stack(sys._getframe(1)) if where.startswith(PACKAGE_PATHS) else ():
         file = frame.f_code.co_filename
         if not file.startswith(PACKAGE_PATHS) and is_user_file(file):
-            return *call, where, (*(facts or ()), ("caller", f"{file}:{line}")), match
+            return *call, where, (*(attributes or ()), ("caller", f"{file}:{line}")), match
     return fields
 
 

@@ -93,7 +93,7 @@ class Tap:
     """
 
     def __init__(self) -> None:
-        #: Callbacks before a communication is passed to the backend; they may block or raise.
+        #: Called before a communication is passed to the backend; a callback may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
         #: process computes on a GPU.
@@ -149,7 +149,7 @@ class Tap:
     def reset(self) -> None:
         """Discard the state of the previous run."""
         self._buffers.clear()
-        #: The groups that this rank uses, and its collectives that it has not waited for.
+        #: The groups that this rank uses, and the collectives that it has not waited for.
         self.groups, self.unwaited = Groups(), UnwaitedCollectives()
         #: Whether a call has failed; gloo may then have closed connections of the group.
         self.broken = False
@@ -232,16 +232,16 @@ class Tap:
             else device_of(call_tensors[0].device)
         )
         has_values = bool(call_tensors)
-        facts = _facts(call, caller, in_backward)
+        attributes = _attributes(call, caller, in_backward)
         if call.op is Op.ALL_TO_ALL:
-            facts = (*facts, *splits(args))
+            attributes = (*attributes, *splits(args))
         if device is not None:
-            facts = (*facts, *device.facts)
+            attributes = (*attributes, *device.attributes)
             if device.captures():
-                device, facts, has_values = None, (*facts, ("captured", True)), False
+                device, has_values, attributes = None, False, (*attributes, ("captured", True))
         seq, has_values = recorder.next_seq(), has_values and recorder.may_summarize()
         where = line_of(caller) or main_thread_line()
-        fields = peer, group.name, nbytes, shape, dtype, tag, where, facts, None
+        fields = peer, group.name, nbytes, shape, dtype, tag, where, attributes, None
         pending = Pending(
             recorder, seq, call.op, recorder.share(fields), outputs, has_values, device
         )
@@ -513,9 +513,9 @@ class Tap:
         if recorder is None or kwargs.get("use_local_synchronization"):
             return create(ranks, *args, **kwargs)
         members = None if ranks is None else tuple(ranks)
-        facts: Facts = () if members is None else (("members", members),)
+        attributes: Facts = () if members is None else (("members", members),)
         where = user_line(2)
-        fields = (None, WORLD, 0, (), "", None, where, facts, None)
+        fields = (None, WORLD, 0, (), "", None, where, attributes, None)
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
         limit = kwargs.get("timeout", args[0] if args else None)
@@ -527,7 +527,7 @@ class Tap:
             if is_returned_to_user and (
                 count := self.groups.count_leaked(weakref.ref(group), where, members)
             ):
-                pending.fields = (*fields[:-2], (*facts, ("lost", count)), None)
+                pending.fields = (*fields[:-2], (*attributes, ("lost", count)), None)
             if is_user_timeout(limit):
                 self._groups_with_timeout.add(group.group_name)
         pending.complete()
@@ -543,8 +543,8 @@ class Tap:
             return method(store, *args, **kwargs)
         arguments = (*args, *kwargs.values())
         keys = arguments[:1] if arguments and isinstance(arguments[0], str) else tuple(arguments[0])
-        facts = {"method": name, "keys": tuple(keys)}
-        fields = (None, WORLD, 0, (), "", None, user_line(2), facts, None)
+        attributes = {"method": name, "keys": tuple(keys)}
+        fields = (None, WORLD, 0, (), "", None, user_line(2), attributes, None)
         op = Op.STORE_WAIT if name in STORE_WAITS else Op.STORE_SET
         pending = Pending(recorder, recorder.next_seq(), op, fields, [], False)
         self._record_start(recorder, pending, [], time.monotonic())
@@ -558,11 +558,11 @@ class Tap:
         """Record the destruction of one or all groups, with their unfinished calls."""
         recorder = _recorder.current()
         if recorder is not None:
-            facts: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
+            attributes: dict[str, Any] = {"label": "destroy_process_group", "destroyed": name}
             if seqs := self._unfinished_calls(name):
-                facts["open"] = seqs
+                attributes["open"] = seqs
             seq, where = recorder.next_seq(), user_line(2)
-            recorder.record(seq, Op.MARK, State.COMPLETED, attributes=facts, where=where)
+            recorder.record(seq, Op.MARK, State.COMPLETED, attributes=attributes, where=where)
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished_calls(self, group: str) -> tuple[int, ...]:
@@ -631,7 +631,7 @@ def _caller(hook: FrameType) -> FrameType:
     return hook.f_back or hook
 
 
-def _facts(call: Call, caller: FrameType, in_backward: bool) -> Facts:
+def _attributes(call: Call, caller: FrameType, in_backward: bool) -> Facts:
     """Return the attributes of a call, such as its reduction or enclosing function."""
     name = "reduction" if call.reduces else "function"
     value = reduction(caller) if call.reduces else object_function(caller)
