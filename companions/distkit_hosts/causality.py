@@ -3,8 +3,8 @@
 No side effects.
 
 If one host sends a message at s and another receives it at r, each by its own clock, the receiver's
-clock minus the sender's is less than r - s. Sums of such bounds along paths of hosts bound
-the difference of any two clocks. The estimate is the midpoint of the bounds.
+clock minus the sender's is less than r - s. Sums of such bounds along paths between hosts bound the
+difference between any two clocks. The estimate is the midpoint of the bounds.
 
 Offsets are assumed to be constant. Clocks that drift apart during a run slightly violate this
 assumption; the bounds are then widened, which increases the error of the estimate.
@@ -55,7 +55,7 @@ def align(
 
     Args:
         hosts: the assumed offset of each host's clock from the first host's [s], for example from
-            wall clocks; used where messages leave one side unbounded.
+            wall clocks; used where messages do not bound the offset from both sides.
         messages: messages between the hosts; a round trip counts as two.
 
     Returns:
@@ -86,7 +86,7 @@ def align(
 
 
 def _bounds(hosts: list[str], messages: Iterable[CrossHostMessage]) -> NDArray[np.float64]:
-    """Return the upper bounds of a host's clock (column) minus another host's clock (row) [s]."""
+    """Return upper bounds on a host's clock (column) minus another host's clock (row) [s]."""
     upper = np.full((len(hosts), len(hosts)), math.inf)
     for c in messages:
         pair = hosts.index(c.src), hosts.index(c.dst)

@@ -1,4 +1,4 @@
-"""Estimate the difference of two hosts' clocks with round trips between them. No side effects.
+"""Estimate the difference between two hosts' clocks from round trips. No side effects.
 
 Let θ be a host's clock minus the reference clock. A message that the reference sent at s and the
 host received at r took some time, so θ < r − s. A message in the other direction, sent at s by the
@@ -42,11 +42,11 @@ class Offset(NamedTuple):
     at: float
 
     def error_at(self, remote: float) -> float:
-        """Return the maximum error of the offset at a time of the other clock [s]."""
+        """Return the maximum error of the offset at a time on the other clock [s]."""
         return self.error + DRIFT * abs(remote - self.at)
 
     def to_local_time(self, remote: float) -> float:
-        """Convert a time of the other host's clock to this host's [s]."""
+        """Convert a time on the other host's clock to this host's clock [s]."""
         return remote - self.seconds
 
 

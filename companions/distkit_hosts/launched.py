@@ -26,7 +26,7 @@ class Launched:
     world_size: int = 1
 
 
-#: The environment variables of launchers for the rank and the number of ranks, the innermost first.
+#: Launchers' environment variables for the rank and the number of ranks, innermost launcher first.
 _VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -56,7 +56,7 @@ def _number(variable: str, environ: Mapping[str, str]) -> int:
     value = environ.get(variable, "")
     if not (value.isascii() and value.isdecimal()):
         raise StartError(
-            f"{variable} is {value!r}: expected an integer of at least 0. A launcher sets it: set "
-            "both the rank and the number of ranks, or neither."
+            f"{variable} is {value!r}: expected an integer of at least 0. Set the rank and "
+            "the number of ranks, as a launcher does, or neither of them."
         )
     return int(value)

@@ -411,12 +411,12 @@ def test_profile_without_communication_is_reported(tmp_path: Path) -> None:
     (finding,) = load_profiles(tmp_path, content).diagnose()
     assert finding.message.startswith("the profile has no communication")
     content["traceEvents"].pop()
-    with pytest.raises(TraceFileError, match=r"rank0.json: no calls .* were found"):
+    with pytest.raises(TraceFileError, match=r"rank0.json: no .* calls were found"):
         load_profiles(tmp_path, content)
 
 
 def test_dumps_without_calls_raise(tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=r"2 files: no calls of torch.distributed were found"):
+    with pytest.raises(TraceFileError, match=r"2 files: no torch.distributed calls were found"):
         load(tmp_path, dump(entry(0, "coalesced")), dump())
 
 

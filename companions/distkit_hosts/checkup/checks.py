@@ -132,7 +132,7 @@ def _gpus(host: str, machine: Json) -> Iterator[Check]:
 
 
 def _backend(usable: Gpus) -> str:
-    """Return the backend that ranks of a machine would use, and the reason."""
+    """Return the backend that ranks on a machine would use, and the reason."""
     n = len(usable.usable)
     if not n:
         return f"no GPU: {assign_devices(2, usable)[2]}"
@@ -188,7 +188,7 @@ _SSH = {
     "timed out": _SILENT,
     "no reply": _SILENT,
     "no python": ("python.missing", "Python is not installed on {host}", _PYTHON),
-    "is too old": ("python.old", "the Python of {host} is too old", _PYTHON),
+    "is too old": ("python.old", "Python on {host} is too old", _PYTHON),
     "": (
         "ssh.other",
         "no program can be started on {host}",
@@ -260,7 +260,7 @@ def _name(facts: Facts, resolver: str, host: str, reply: Json) -> Iterator[Check
 # Connections show whether programs can reach each other. Datagrams need no reply, so they show in
 # which direction packets are lost.
 
-#: The connection errors of a broken link.
+#: The connection errors that a broken link causes.
 _UNANSWERED = ("timed out", "no route to host", "network is unreachable")
 
 
@@ -283,7 +283,7 @@ def _reachability(facts: Facts) -> Iterator[Check]:
 
 
 def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> Check | None:
-    """Return the check of two machines that cannot connect; None if a firewall is the cause."""
+    """Return a check for two machines that cannot connect; None if a firewall is the cause."""
     sent, returned = (facts.connection(*pair).get("arrived") for pair in ((a, b), (b, a)))
     if sent and returned:
         return None  # a firewall blocks only connections
@@ -293,7 +293,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
             "connections.one_way",
             f"packets from {named(source)} to {named(dest)} are lost, but those from {named(dest)} "
             f"to {named(source)} arrive.",
-            f"Check the firewall of {named(dest)} (iptables -L INPUT), the outgoing rules of "
+            f"Check the firewall on {named(dest)} (iptables -L INPUT), the outgoing rules of "
             f"{named(source)}, and the route: ip -4 route get "
             f"{facts.addresses.get(dest, 'ADDRESS')} {on(source)}.",
             source,
@@ -304,14 +304,14 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
     return failure(
         "connections.cut",
         f"all packets between {named(a)} and {named(b)} are lost, in both directions ({forward}).",
-        "Check cables, switch ports, VLANs and routes of both machines: ip link, ip -4 route.",
+        "Check cables, switch ports, VLANs and routes on both machines: ip link, ip -4 route.",
         a,
         b,
     )
 
 
 def _blocked_connections(to: str, sources: list[str], why: str) -> Check:
-    """Return the check of a machine that blocks incoming connections."""
+    """Return a check for a machine that blocks incoming connections."""
     remedy = (
         "Open the port range in /proc/sys/net/ipv4/ip_local_port_range to these machines: "
         "iptables -L INPUT, ufw status."
@@ -383,13 +383,13 @@ def _shared(facts: Facts) -> Iterator[Check]:
 
 # -- the report ----------------------------------------------------------------------------------
 
-#: The longest line [columns].
+#: Maximum length of a line [columns].
 WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of the doctor, which notebooks and ``print`` show as text.
+    """The doctor's report. Notebooks and ``print`` show it as text.
 
     Args:
         facts: the facts to check.
@@ -420,7 +420,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """A summary in one line."""
+        """A one-line summary."""
         hosts = len({*self.facts.targets} - {HERE})
         title = f"this machine ({self.facts.machines[HERE]['hostname']})"
         title += f" and {count(hosts, 'host')}" if hosts else ""

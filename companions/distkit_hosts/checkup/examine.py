@@ -29,13 +29,13 @@ from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 
-#: Timeouts for ssh, and for the first reply [s].
+#: Timeouts for ssh to connect, and for the first reply [s].
 CONNECT_TIMEOUT, FIRST_REPLY_TIMEOUT = 5, 10.0
 
 #: Timeout for all other replies [s].
 REPLY_TIMEOUT = 3 * probe.TIMEOUT
 
-#: Timeout for the facts about a machine, which need two calls of nvidia-smi [s].
+#: Timeout for the description of a machine, which calls nvidia-smi [s].
 MACHINE_TIMEOUT = 2 * machine.SMI_TIMEOUT + REPLY_TIMEOUT
 
 #: The program sent to every machine.
@@ -92,7 +92,7 @@ class _Examination:
 
     Args:
         facts: receives the replies.
-        commands: the command that starts the probe of each machine, by label.
+        commands: the command that starts the probe on each machine, by label.
     """
 
     def __init__(self, facts: Facts, commands: dict[str, list[str]]) -> None:
@@ -226,7 +226,7 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
 
 
 class ProbeError(Exception):
-    """A probe fails or does not respond; the message is from ssh or the probe."""
+    """A probe has failed or did not respond; the message may quote ssh or the probe."""
 
 
 class Host:

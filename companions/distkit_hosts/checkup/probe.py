@@ -3,7 +3,7 @@
 The doctor sends the source of :mod:`distkit.cluster.machine`, followed by this file, to hosts where
 distkit may not be installed, and runs both there with :data:`START`. The probe reads requests, one
 JSON object per line, replies to each with a line that begins with :data:`MARK`, and exits when its
-input ends. It listens for other probes at the given address, accepts connections that begin with a
+input ends. It listens for other probes on the given address, accepts connections that begin with a
 secret, and never executes received data.
 """
 
@@ -49,13 +49,13 @@ START = (
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: Timeout of a connection, a name lookup or a datagram [s].
+#: Timeout for a connection, a name lookup or a datagram [s].
 TIMEOUT = 2.0
 
 #: Maximum number of concurrent connections.
 MAX_CONCURRENT = 200
 
-#: Timeout of the import of torch, which may be on a network disk [s].
+#: Timeout for importing torch, which may be on a network disk [s].
 IMPORT_TIMEOUT = 60
 
 #: The packages whose versions are reported.
@@ -127,7 +127,7 @@ def addresses() -> list[str]:
 
 
 def torch() -> Json:
-    """Import torch in a separate process and return its version and backends."""
+    """Import torch in a separate process; return the versions of torch, CUDA and NCCL."""
     code = (
         "import sys; sys.path[:]=[p for p in sys.path if p];"
         "import json, torch; v = getattr(torch._C, '_nccl_version', None);"
@@ -139,14 +139,14 @@ def torch() -> Json:
         process = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT)
     except subprocess.TimeoutExpired:
         return {
-            "error": f"it takes more than {IMPORT_TIMEOUT} s. Check the load and the network disk"
+            "error": f"the import took over {IMPORT_TIMEOUT} s. Check the load and the network disk"
         }
     if process.returncode:
         return {
             "error": (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
         }
-    facts: Json = json.loads(process.stdout.splitlines()[-1])
-    return facts
+    versions: Json = json.loads(process.stdout.splitlines()[-1])
+    return versions
 
 
 # -- names and connections ----------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Probe:
         return Path(path).exists() and Path(path).read_text() == path
 
     def do_listen(self, address: str, secret: str) -> int:
-        """Listen at a free port of an address and return the port."""
+        """Listen on a free port of an address and return the port."""
         self._secret = secret.encode()
         server = socket.create_server((address, 0))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -237,7 +237,7 @@ class Probe:
                 self._senders.add(name.decode())
 
     def do_reach(self, peers: dict[str, list[Any]]) -> Json:
-        """Connect to the probe at each address and port; return "" or the error of each."""
+        """Connect to the probe at each address and port; return "" or the error for each."""
         result = concurrently(lambda peer: self._reach(*peers[peer]), peers, 2 * TIMEOUT)
         return {**dict.fromkeys(peers, "timed out"), **result}
 

@@ -1,4 +1,4 @@
-"""Read traces from files of other programs or of recorded ranks."""
+"""Read traces from files that other programs or recorded ranks have written."""
 
 from __future__ import annotations
 

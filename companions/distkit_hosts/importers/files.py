@@ -1,4 +1,4 @@
-"""Read files of other programs: flight-recorder dumps and profiler traces, one for each rank.
+"""Read files from other programs: flight-recorder dumps and profiler traces, one for each rank.
 
 The content of a file, not its name, determines its kind. Nothing in it is executed. Pickled dumps
 are read by an unpickler that accepts only plain values: numbers, strings, booleans, None, and
@@ -37,7 +37,7 @@ _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
 _KNOWN = (
     "distkit reads its own traces (trace.save), PyTorch's flight-recorder dumps (JSON or pickle) "
-    "and traces of torch.profiler."
+    "and torch.profiler traces."
 )
 _File = flight_recorder.Dump | kineto.Profile
 
@@ -75,7 +75,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
     events, info = checked(files, lambda: _read(contents))
     if not events:
         raise TraceFileError(
-            f"{_names(files)}: no calls of torch.distributed were found. Record a step that "
+            f"{_names(files)}: no torch.distributed calls were found. Record a step that "
             "communicates."
         )
     trace: Log = checked(files, lambda: file.round_trip(kind(events, info)))
@@ -91,7 +91,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _parse(path: Path) -> _File:
-    """Return the content of a file, by its kind."""
+    """Parse a file as the kind of dump or trace that it contains."""
     if file.is_trace_file(path):
         raise TraceFileError(
             f"{path} is a distkit trace of all ranks. Load only this file: dk.Trace.load(FILE)."

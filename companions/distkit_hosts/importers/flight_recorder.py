@@ -2,8 +2,8 @@
 
 No side effects.
 
-A dump contains the latest calls of one rank, and their states as seen by a watchdog. Some
-backends record no states: a completed call is then assumed to end when its last member calls it.
+A dump contains the latest calls of one rank, and their states as seen by a watchdog. Some backends
+record no states: a completed call is then assumed to end when the last rank of its group makes it.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
 """
@@ -41,7 +41,7 @@ OPS = {
     "recv": Op.RECV,
 }
 
-#: The usual name and the bytes per element for torch's names of types in dumps.
+#: The usual name and the bytes per element, by torch's name for the type in dumps.
 DTYPES = {
     "float": ("float32", 4),
     "double": ("float64", 8),
@@ -120,7 +120,7 @@ def parse(value: Any) -> Dump:
 
 
 def op_of(name: str) -> Op | None:
-    """Return the operation for its name in torch or a backend; None for another name.
+    """Return the operation with this name in torch or a backend; None for other names.
 
     >>> op_of("nccl:_all_gather_base"), op_of("nccl:recv 1<-0"), op_of("nccl:coalesced")
     (<Op.ALL_GATHER: 'all_gather'>, <Op.RECV: 'recv'>, None)
@@ -217,7 +217,7 @@ def _calls(
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
-            if not entry.profiling_name.endswith(":coalesced"):  # the calls of a batch are entries
+            if not entry.profiling_name.endswith(":coalesced"):  # calls in a batch have entries
                 unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
         elif is_waiting and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1

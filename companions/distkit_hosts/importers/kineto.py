@@ -23,9 +23,9 @@ from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
 from distkit_hosts.importers.flight_recorder import describe_tensor, op_of
 
-#: Index of the argument with the tensors that a ``c10d::`` operator reads; 1 if not listed.
+#: Index of a ``c10d::`` operator's argument with the tensors to describe; 1 if not listed.
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
-#: Ranges of a backend.
+#: Names of the ranges that backends record.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")
 
 
@@ -123,7 +123,7 @@ def _limitations(
         yield (
             "communication",
             Limitation(
-                "the profile has no communication: no operators c10d::….",
+                "the profile has no communication: no c10d:: operators.",
                 "Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around steps "
                 "that communicate.",
             ),
@@ -132,8 +132,8 @@ def _limitations(
         yield (
             "messages",
             Limitation(
-                "the peers of sends and receives are not read from a profile: its messages are "
-                "missing.",
+                "distkit does not read the peers of sends and receives from a profile, so the "
+                "messages are missing.",
                 "Record the ranks to see their messages: distkit trace -- torchrun ….",
             ),
         )
@@ -149,7 +149,7 @@ class _Rank:
     Args:
         rank: its number.
         profile: its trace.
-        offset: the start of the trace [µs].
+        offset: the trace's time base, relative to the earliest one [µs].
     """
 
     def __init__(self, rank: int, profile: Profile, offset: float) -> None:
@@ -179,11 +179,11 @@ class _Rank:
                 mark = {"op": Op.MARK, "attributes": {"label": s.name}}
                 yield from self._states(seq, [s.ts, s.ts, s.end], **mark)
 
-    def _states(self, seq: int, times: list[float], **facts: Any) -> Iterator[Event]:
+    def _states(self, seq: int, times: list[float], **fields: Any) -> Iterator[Event]:
         states = State.SCHEDULED, State.STARTED, State.COMPLETED
         for state, microseconds in zip(states, times, strict=True):
             time = (microseconds + self._offset) / 1e6
-            yield Event(rank=self.rank, seq=seq, state=state, time=time, **facts)
+            yield Event(rank=self.rank, seq=seq, state=state, time=time, **fields)
 
     def _call(self, seq: int, s: _Slice, op: Op) -> Iterator[Event]:
         """Yield a call, from its operator to the end of the backend's work for it."""

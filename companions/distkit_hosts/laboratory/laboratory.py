@@ -23,7 +23,7 @@ from distkit_hosts.laboratory.starting import find
 _UNSET = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
 
 
-#: On a host: listen at an address, and pass the socket to the process at the other end of a pair.
+#: On a host: listen on an address, and pass the socket to the process at the other end of a pair.
 _PASS_LISTENER = """\
 import socket, sys
 peer = socket.socket(fileno=int(sys.argv[2]))
@@ -39,16 +39,16 @@ class Laboratory:
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including Python and
     the home folder. The hosts are killed when the process that created them exits or is killed.
 
-    Root is not needed where user namespaces are allowed. :meth:`options` returns the arguments of
+    Root is not needed where user namespaces are allowed. :meth:`options` returns the arguments for
     a cluster with ranks on the hosts.
 
     Args:
         hosts: the names of the hosts.
         head: the name of an additional host for launchers; None for no head.
-        skew: offset of a host's monotonic clock from the machine's [s]. The time of day cannot
+        skew: offset of each host's monotonic clock from the machine's [s]. The time of day cannot
             differ, because Linux has no namespace for it.
-        shared: folders in ``/tmp`` that the hosts also share. The current folder, the home folder
-            and the folders of Python and distkit are always shared.
+        shared: folders in ``/tmp`` or another private folder that the hosts share nevertheless. The
+            current folder, the home folder and the folders of Python and distkit are always shared.
 
     Raises:
         LaboratoryError: namespaces are not allowed, a program is missing, or a name is invalid.
@@ -197,7 +197,7 @@ class Laboratory:
         self._inject(" ".join(rule), lambda: change("add"), lambda: change("del"))
 
     def slow(self, host: str, rate: str) -> None:
-        """Limit the rate of a host in each direction, for example to ``"100mbit"``.
+        """Limit a host's data rate in each direction, for example to ``"100mbit"``.
 
         Raises:
             LaboratoryError: the host does not exist, or the rate is invalid.
@@ -258,7 +258,7 @@ class Laboratory:
 
     @cached_property
     def _listener(self) -> socket.socket:
-        """Return a socket of this process that listens on the head, at a free port."""
+        """A socket that this process owns and that listens on a free port of the first host."""
         head = self.hosts[0]
         local, remote = socket.socketpair()
         with local, remote:

@@ -22,7 +22,7 @@ _PRIVATE_FOLDERS = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/ru
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
-#: Configuration of programs; the hosts read it from the laboratory's folder.
+#: Configuration files of programs; the hosts read them from the laboratory's folder.
 _SETTINGS = ("/etc/ssh/ssh_config", "/etc/shadow", "/etc/slurm")
 
 #: The folder where a host assembles a file system; it exists on every machine.
@@ -46,7 +46,7 @@ def check_names(hosts: Sequence[str]) -> list[str]:
     if wrong or not 1 <= len({*hosts}) == len(hosts) <= 200:
         raise errors.LaboratoryError(
             f"invalid host names: {', '.join(hosts)!r}. Use 1 to 200 different names of "
-            "lower-case letters, digits and '-'; 'localhost' is reserved."
+            "lowercase letters, digits and '-'; 'localhost' is reserved."
         )
     return list(hosts)
 
@@ -136,7 +136,7 @@ route add {address} dev {port}
 
 
 def _join(address: str) -> str:
-    """Return the ``ip`` commands of a host."""
+    """Return the ``ip`` commands for a host."""
     return f"""link set lo up
 addr add {address}/32 dev eth0
 link set eth0 up

@@ -1,4 +1,4 @@
-"""Start a laboratory, and the SSH servers of its hosts.
+"""Start a laboratory, and the SSH servers on its hosts.
 
 OpenSSH's server runs on each host, with keys created for the laboratory.
 """
@@ -43,7 +43,7 @@ _PACKAGES = {
     "slurmd": "slurm-wlm",
 }
 
-#: Includes the folders of administrators' programs, which an ordinary user's PATH lacks.
+#: Includes the folders for administrators' programs, which an ordinary user's PATH lacks.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/usr/sbin:/sbin"])
 
 #: Whether all hosts share a user namespace that maps an ordinary user to root.
@@ -145,7 +145,7 @@ def start_daemon(lab: Laboratory, host: str, command: str) -> None:
 
 
 def wait_for(query: Callable[[], str], is_up: Callable[[str], bool], failure: str) -> None:
-    """Wait until a program reports that it is up; raise an error with ``failure`` otherwise."""
+    """Wait until a program reports that it is up; raise a LaboratoryError after a timeout."""
     deadline = time.monotonic() + _START_TIMEOUT
     while not is_up(output := query()):
         if time.monotonic() > deadline:
@@ -197,7 +197,7 @@ def start_ssh(lab: Laboratory) -> None:
         wait_for(
             _log(lab, host).read_text,
             lambda output: "listening on" in output,
-            f"the SSH server of {host} does not listen",
+            f"the SSH server on {host} does not listen",
         )
 
 

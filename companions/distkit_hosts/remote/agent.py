@@ -35,7 +35,7 @@ from distkit.cluster.processes.rank_spec import free_port, inherited_fields
 from distkit.errors import StartError
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: The environment variable with the kernel's address.
+#: The environment variable with the kernel's endpoint and keys.
 AGENT = "DISTKIT_AGENT"
 
 #: Timeout for the kernel's reply [s].
@@ -44,15 +44,15 @@ WELCOME_TIMEOUT = 15.0
 #: Grace period for a fork server to finish an import before it is killed [s].
 SHUTDOWN_TIMEOUT = 2.0
 
-#: Interval of checks that the engine that started the agent is alive [s].
+#: Interval between checks that the engine that started the agent is alive [s].
 CHECK_INTERVAL = 1.0
 
 
 class Agent:
-    """The agent of a kernel on this machine.
+    """A kernel's agent on this machine.
 
     Args:
-        kernel: its ``endpoint`` and ``keys``; ``name`` of this machine, if the kernel
+        kernel: the kernel's ``endpoint`` and ``keys``; the ``name`` of this machine, if the kernel
             knows it; ``parent``, the pid of the engine that has started this agent, if one has.
     """
 
@@ -73,7 +73,7 @@ class Agent:
         if self._kernel.get("name"):
             self._start_fork_server()  # always needed: start importing torch
         self._multiplexer.start()
-        self._tunnel.send({"here": self._facts()})
+        self._tunnel.send({"here": self._describe_machine()})
         started = time.monotonic()
         while not self._ended.wait(CHECK_INTERVAL):
             if not self._welcomed and time.monotonic() - started > WELCOME_TIMEOUT:
@@ -85,7 +85,7 @@ class Agent:
                 self._end("the engine that started it has exited")
         self._clean_up()
 
-    def _facts(self) -> dict[str, Any]:
+    def _describe_machine(self) -> dict[str, Any]:
         kernel_address = self._kernel["endpoint"].removeprefix("tcp://").rsplit(":", 1)[0]
         address = machine.local_address(kernel_address)
         return {
@@ -96,7 +96,7 @@ class Agent:
             "memory": machine.memory(),
             "gpus": machine.gpus(),
             **versions(),
-            # a folder of a package's name has a spec without an origin
+            # a folder with a package's name has a spec without an origin
             "missing": [
                 name
                 for name in ("torch", "ipyparallel")
@@ -117,7 +117,7 @@ class Agent:
         threading.Thread(target=self._forward, daemon=True).start()
 
     def _forward(self) -> None:
-        """Forward the fork server's messages to the kernel, with the files of exited processes."""
+        """Forward the fork server's messages, with the files of processes that have exited."""
         assert self._fork_server is not None
         try:
             while True:
@@ -166,7 +166,7 @@ class Agent:
         self._tunnel.send({"folder": folder})
 
     def _forward_connections(self, listeners: dict[socket.socket, str]) -> None:
-        """Open a stream to the kernel's socket of that name for each local connection."""
+        """Connect each local connection to the listener's target socket, through a stream."""
         with suppress(OSError):  # the tunnel is lost
             while True:
                 for listener in select.select(list(listeners), [], [])[0]:
@@ -174,7 +174,7 @@ class Agent:
                         self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
     def _end(self, why: str) -> None:
-        """Stop the agent and report the reason; it is "" if the kernel has stopped the agent."""
+        """Stop the agent and report the reason; ``why`` is "" if the kernel has stopped it."""
         if why and not self._ended.is_set():
             with suppress(OSError):  # the tunnel is lost
                 self._tunnel.send({"ended": why})
@@ -204,7 +204,7 @@ _LAUNCHER = re.compile("OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI_|SLURM_(?!JOB)")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must agree between machines."""
+    """Return the versions that must match on all machines."""
     return {
         "python": sys.version.split()[0],
         "distkit": sys.modules["distkit"].__version__,  # an import would be circular

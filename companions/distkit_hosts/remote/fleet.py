@@ -31,7 +31,7 @@ from distkit_hosts.remote.planning import combine
 from distkit_hosts.remote.store import NAME, StoreServer
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
 
-#: Timeout for the report of why a machine was lost [s].
+#: Timeout for learning why a machine was lost [s].
 LOSS_DETAILS_TIMEOUT = 1.0
 
 #: Grace period for a process's last messages, which may arrive after its exit status [s].
@@ -151,7 +151,7 @@ class HostForkClient(ForkClient):
 
         Args:
             processes: number of processes there.
-            like: this machine's folder, which receives the files of processes that exit there.
+            like: the local folder, which receives the files of processes that exit there.
             sockets: maps names of sockets there to names of sockets in ``like``.
         """
         self.mirror = like
@@ -192,7 +192,7 @@ class HostForkClient(ForkClient):
         super()._handle_message(message)
 
     def _on_stream(self, message: dict[str, Any]) -> socket.socket:
-        """Connect a stream to a socket of this machine."""
+        """Connect a stream to a socket on the local machine."""
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(f"{self.mirror}/{message['to']}")
@@ -204,21 +204,21 @@ class HostForkClient(ForkClient):
 
 @dataclass
 class RemoteHost(ProcessHost):
-    """Another machine with ranks; their groups use ``store`` on this machine."""
+    """Another machine with ranks, whose process groups use ``store`` on the local machine."""
 
     server: HostForkClient
     store: StoreServer = field(kw_only=True)
 
     @property
     def clock(self) -> Offset | None:
-        """The machine's clock; None before the first round trip."""
+        """The offset of the machine's clock; None before the first round trip."""
         return self.server.peer_clock.offset
 
     def plan(self, request: HostRequest) -> Plan:
-        """Plan the processes on this machine.
+        """Plan the processes on the machine.
 
         Raises:
-            StartError: it cannot meet the request.
+            StartError: the machine cannot meet the request.
         """
         try:
             return make_plan(
@@ -235,7 +235,7 @@ class RemoteHost(ProcessHost):
             raise StartError(f"on {self.server.host}: {error}") from error
 
     def spec_fields(self, rank: int, hosts: Sequence[Any]) -> dict[str, Any]:
-        """Return the fields of a rank's Spec that describe this machine."""
+        """Return the fields of a rank's Spec that depend on the machine."""
         facts, first = self.server.facts, hosts[0].server.facts
         fields = super().spec_fields(rank, hosts)
         return {
@@ -250,7 +250,7 @@ class RemoteHost(ProcessHost):
         }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval to this machine's clock, shortened by the possible error."""
+        """Convert an interval to the local clock, and shorten it by the maximum error."""
         clock = self.clock
         if clock is None:
             return since, until
@@ -258,7 +258,7 @@ class RemoteHost(ProcessHost):
         return clock.to_local_time(since) + error, clock.to_local_time(until) - error
 
     def remove_files(self, name: str) -> None:
-        """Delete the values in the stores of a run."""
+        """Delete a run's values from the rendezvous store."""
         self.store.forget(name)
 
 
@@ -298,7 +298,7 @@ class Fleet:
             return Multiplexer(endpoint, keys, listen=True, accept=self._accept, listener=listener)
         except zmq.ZMQError as error:
             raise StartError(
-                f"this machine cannot listen at {endpoint}: {error.strerror}. Pass one of its "
+                f"this machine cannot listen on {endpoint}: {error.strerror}. Pass one of its "
                 "addresses and a free port: interface='10.0.0.1:45000'."
             ) from error
 
@@ -315,7 +315,7 @@ class Fleet:
         Each machine has a folder; its sockets are forwarded to this machine.
 
         Raises:
-            StartError: a machine failed; the message quotes its output.
+            StartError: a machine failed or did not connect in time; the message explains why.
         """
         self._multiplexer.start()
         self._launch.start()
@@ -328,9 +328,9 @@ class Fleet:
         return hosts, combine({host.server.host: host.plan(self.request) for host in hosts})
 
     def _wait_for_agents(self) -> dict[str, list[Any]]:
-        """Return each machine's fork server, and the tunnels of its surplus agents, by name."""
+        """Return each machine's fork client and the tunnels of its surplus agents, by name."""
         found: dict[str, list[Any]] = defaultdict(list)
-        failures: dict[str, None] = {}  # several processes may report the same
+        failures: dict[str, None] = {}  # several processes may report the same failure
         end, connected = time.monotonic() + self.request.timeout, 0
         ranks = self.request.ranks
         wanted = len(ranks) if isinstance(ranks, dict) else ranks
@@ -345,7 +345,7 @@ class Fleet:
                     end = time.monotonic() + self.request.timeout
                 if time.monotonic() > end:
                     timed_out = (
-                        f"{self._progress_message(found, connected, wanted)} after "
+                        f"still {self._progress_message(found, connected, wanted)} after "
                         f"{self.request.timeout:.0f} s. The machines must reach "
                         f"{self._multiplexer.endpoint} here: open that port, or pass "
                         "another address with interface=… or a longer timeout=…."

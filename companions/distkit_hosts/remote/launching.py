@@ -1,4 +1,4 @@
-"""Start agents on other machines, by ssh, by ipyparallel's launchers, or in engines there.
+"""Start agents on other machines: over SSH, with ipyparallel's launchers, or from engines there.
 
 The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, with one
 ``srun`` or ``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
@@ -43,10 +43,11 @@ _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 #: Grace period after SIGTERM, before a process is killed [s].
 _GRACE = 3.0
 
-#: Cancels a job and removes its output when its input is closed, even if the kernel is killed.
+#: Command that cancels a job and removes the job's output when the command's input is closed, even
+#: if the kernel is killed.
 _CLEAN_UP = ["sh", "-c", 'read -r _; "$@"; rm -f "$0"']
 
-#: The states in squeue of jobs that have ended.
+#: Prefixes of squeue's states for jobs that have ended.
 _FINAL_STATES = (
     "BOOT",
     "CANCELLED",
@@ -64,8 +65,8 @@ class Launch:
     """Starts agents.
 
     Args:
-        kernel: its endpoint and keys; see :class:`distkit_hosts.remote.agent.Agent`.
-        fail: called from another thread with the reason that agents cannot start.
+        kernel: the kernel's endpoint and keys; see :class:`distkit_hosts.remote.agent.Agent`.
+        fail: called from another thread with the reason why agents cannot start, or have exited.
     """
 
     def __init__(self, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
@@ -73,7 +74,7 @@ class Launch:
         self.state = ""  # the job's state, shown on the status card
 
     def start(self) -> None:
-        """Start, without waiting."""
+        """Start the agents, without waiting."""
 
     def details(self) -> str:
         """Return the launcher's description of the agents; "" for none."""
@@ -353,7 +354,7 @@ def _check_options(options: Iterable[str], known: Iterable[str], launcher: str) 
 
 
 def _mpi_args(options: dict[str, Any], counts: dict[str, int]) -> list[str]:
-    """Return mpiexec's arguments; Open MPI needs some to pass variables and not to bind cores."""
+    """Return mpiexec's arguments. Open MPI needs some to pass variables and to disable binding."""
     command, args = options.get("mpi_cmd", ["mpiexec"]), options.get("mpi_args")
     try:
         result = subprocess.run([*command, "--version"], capture_output=True, text=True)
@@ -417,7 +418,7 @@ def launch(
     kernel: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
-    """Return a launch of agents: in engines, by ssh, or by one of ipyparallel's launchers.
+    """Return a launch of agents: from engines, over SSH, or with one of ipyparallel's launchers.
 
     Args:
         launcher: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.
@@ -459,7 +460,7 @@ def connect(name: str) -> Any:
             return client
         reason = "it has no engines"
     raise StartError(
-        f"there is no ipyparallel cluster of profile {name!r} to attach to: {reason}\nStart one "
+        f"there is no ipyparallel cluster with profile {name!r} to attach to: {reason}\nStart one "
         f"with ipcluster start --profile={name}, or pass a client: "
         "dk.Cluster.attach(ipyparallel.Client(…))."
     )

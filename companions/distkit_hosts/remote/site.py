@@ -35,7 +35,7 @@ def request(
         engines: the launcher passed to the call; "" if not given.
         options: the launcher options passed to the call.
         site: the site's arguments as JSON, used if the call names no machines or launcher.
-        **fields: further fields, which the site's arguments may replace.
+        **fields: further fields of the request, which the site's arguments may replace.
 
     Raises:
         StartError: the arguments are contradictory, or ``site`` is invalid.

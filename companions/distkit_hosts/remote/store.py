@@ -1,4 +1,4 @@
-"""The rendezvous store of ranks on several machines, like FileStore on one machine.
+"""Rendezvous store for ranks on several machines; the counterpart of FileStore on one machine.
 
 torch's TCPStore would listen on every interface without authentication. This store listens on a
 Unix socket in the cluster's folder; other machines reach it through a tunnel.
@@ -27,7 +27,7 @@ class StoreServer:
     """
 
     def __init__(self, folder: str) -> None:
-        from torch.distributed import HashStore  # on first use: a kernel may not need torch
+        from torch.distributed import HashStore  # here, because the kernel may never need torch
 
         self._groups: dict[str, Any] = defaultdict(HashStore)
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class StoreServer:
     def forget(self, run: str) -> None:
         """Delete the values of all groups of a run."""
         with self._lock:
-            for group in [known for known in self._groups if known.startswith(f"{run}-")]:
+            for group in [name for name in self._groups if name.startswith(f"{run}-")]:
                 del self._groups[group]
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class StoreServer:
 
 
 class StoreClient:
-    """Calls methods of a group's store in the :class:`StoreServer`, for a ``PollingStore``.
+    """Client of one group's store in the :class:`StoreServer`; backs a ``PollingStore``.
 
     Args:
         folder: the cluster's folder on this machine.

@@ -37,7 +37,7 @@ CLOSE_LINGER_MS = 2000
 #: Maximum number of unacknowledged chunks of a stream, and maximum size of a chunk [bytes].
 WINDOW, CHUNK = 64, 1 << 16
 
-#: Interval of clock comparisons [s], and number of comparisons at the start.
+#: Interval between clock comparisons [s], and number of comparisons at the start.
 CLOCK_INTERVAL, FIRST_COMPARISONS = 0.5, 8
 
 
@@ -72,7 +72,7 @@ class Stream:
 
 
 class Tunnel:
-    """The messages and streams between this process and one on another machine.
+    """Messages and streams between this process and a process on another machine.
 
     Args:
         multiplexer: the multiplexer of this process.
@@ -202,11 +202,11 @@ class Multiplexer:
     """The thread that exchanges data between local sockets and peers.
 
     Args:
-        endpoint: ``tcp://ADDRESS:*`` to listen there, ``tcp://ADDRESS:PORT`` to connect.
+        endpoint: ``tcp://ADDRESS:PORT``, or ``tcp://ADDRESS:*`` to listen on a free port.
         keys: the public and secret key, which both sides share.
         listen: whether to listen or to connect.
         accept: called in the multiplexer's thread with each new tunnel, before its first message.
-        listener: a socket already listening at the endpoint, perhaps in another network namespace;
+        listener: a socket already listening on the endpoint, perhaps in another network namespace;
             owned by the caller.
     """
 

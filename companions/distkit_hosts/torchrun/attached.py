@@ -2,8 +2,8 @@
 
 The script creates the process group and its store, and selects devices. The tap records the rank's
 calls in a file, which ``distkit replay FOLDER`` merges with the files of the other ranks. A
-notebook of the same user on the same machine may connect to the rank's socket, to pause and resume
-the rank.
+notebook of the same user on the same machine may connect to the rank's socket, to pause, resume or
+stop the rank.
 
 A script records itself with :func:`record`. Under ``distkit trace -- torchrun …``,
 :mod:`distkit_hosts.torchrun.launching` inserts ``-m distkit_hosts.torchrun.attached FOLDER`` before
@@ -63,7 +63,7 @@ _current: Attached | None = None
 
 
 def record(folder: str | Path = FOLDER) -> None:
-    """Record this rank's communication from now on, with any launcher.
+    """Record this rank's communication from now on, whatever the launcher.
 
     Call it before ``init_process_group``. Afterwards, ``distkit replay FOLDER`` shows all ranks.
     The call has no effect in a rank that is already recorded, or in processes that such a rank
@@ -74,8 +74,8 @@ def record(folder: str | Path = FOLDER) -> None:
             several hosts may share it; otherwise, copy their files into one folder afterwards.
 
     Raises:
-        StartError: the launcher's environment variables contradict each other, or the folder cannot
-            be written.
+        StartError: an environment variable for the rank or the number of ranks is missing or
+            invalid, or the folder cannot be written.
 
     Example:
         >>> import distkit as dk                        # doctest: +SKIP
@@ -298,13 +298,13 @@ class ControlSocket:
             gate.wait()
 
     def close(self) -> None:
-        """Remove the socket at the end of the rank."""
+        """Remove the socket when the rank ends."""
         self.close_listener()
         if self.path:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
 
     def close_listener(self) -> None:
-        """Close the socket in a forked child of the rank."""
+        """Close the listening socket; a forked child of the rank closes only its copy."""
         self._listener.close()
 
     def _listen(self) -> None:

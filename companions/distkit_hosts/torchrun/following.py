@@ -1,4 +1,4 @@
-"""Follow a run of another launcher through the files that its ranks write, and control its ranks.
+"""Follow a run that another launcher started, through the files of its ranks, and control it.
 
 The files contain the events of all ranks, on this machine and on others. Ranks on this machine can
 also be paused and stopped through their sockets.
@@ -34,14 +34,14 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
 from distkit_hosts.torchrun.rankfile import Record
 
-#: Polling interval [s], and its minimum as a multiple of the last read's duration.
+#: Minimum polling interval, in seconds and as a multiple of the duration of the last read.
 POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
-#: Maximum delay of another machine's writes to a shared folder [s].
+#: Maximum time until another machine's writes appear in a shared folder [s].
 MAX_DELAY = 10.0
-#: Timeout for a rank's reply [s]; a rank that is stopped or already controlled does not reply.
+#: Timeout for a rank's reply [s]; a suspended or already controlled rank does not reply.
 REPLY_TIMEOUT = 5.0
-#: The facts of a rank's file that a run handles like the facts of a cluster's rank.
-_FACTS = "group", "raising", "threads", "unreduced"
+#: Entries of a rank's file that a run handles like messages from a cluster's rank.
+_MESSAGES = "group", "raising", "threads", "unreduced"
 #: The reason that a released rank prints.
 _RELEASED = "ended by a notebook that follows the run"
 
@@ -56,8 +56,8 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     After the launcher has restarted the ranks, call it again.
 
     Args:
-        folder: the folder of the ranks' files, on this machine or shared with theirs. If it has
-            several runs, the latest is used.
+        folder: the folder with the ranks' files, on this machine or shared with theirs. If it
+            contains several runs, the latest is used.
         timeout: how long to wait for all ranks to start [s].
 
     Raises:
@@ -106,13 +106,13 @@ def _latest_attempt(folder: Path) -> dict[int, Record]:
 
 
 class Following(Run):
-    """One start of the ranks of another launcher, with the attributes of a cluster's run.
+    """One attempt of a run that another launcher started, with the attributes of a cluster's run.
 
-    :meth:`step` and :meth:`interrupt` reach the ranks of this machine through their sockets. The
+    :meth:`step` and :meth:`interrupt` reach the ranks on this machine through their sockets. The
     ranks continue when this kernel ends.
 
     Args:
-        records: the files of the ranks, by their numbers.
+        records: the content of the ranks' files, by rank.
     """
 
     def __init__(self, records: Mapping[int, Record]) -> None:
@@ -179,20 +179,21 @@ class Following(Run):
             raise
 
     def interrupt(self) -> None:
-        """Stop the program on the ranks of this machine, wherever they wait.
+        """Stop the ranks on this machine, wherever they wait.
 
-        Each rank raises an error with the reason, such as a deadlock. The launcher then decides:
-        torchrun terminates the other ranks, or restarts all ranks if ``--max-restarts`` allows it.
+        Each rank prints its position and the reason, such as a deadlock, and exits with status 1.
+        The launcher then decides: torchrun terminates the other ranks, or restarts all ranks if
+        ``--max-restarts`` allows it.
 
         Raises:
-            RunError: no rank is on this machine, or one does not respond.
+            RunError: no rank is running on this machine, or one does not respond.
         """
         obstacles = self._obstacles()
         local = [rank for rank in self.ranks if rank not in obstacles]
         if not local:
             raise RunError(
-                f"no rank of {self.name} can be reached: they have ended, or are on other "
-                "machines. Stop their launcher there."
+                f"no rank of {self.name} can be reached: all have ended, or are on other "
+                "machines. Stop the launcher there."
             )
         self._control.connect(local)
         self._control.why = "\n".join([_RELEASED, *(str(f) for f in self.findings if f.hang)])
@@ -218,7 +219,7 @@ def _obstacle(record: Record) -> str:
         return f"are on {record.about['host']}"
     path = Path(record.about.get("socket", ""))
     with suppress(OSError):
-        folder = path.parent.lstat()  # reject sockets of other users, who could send any pickle
+        folder = path.parent.lstat()  # reject the sockets of other users
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
             return "" if path.is_socket() else "have no socket"
     return "have no socket for this user"
@@ -236,7 +237,7 @@ class AttachedRun(Conductor):
     """A run whose launcher handles its end; ranks are released only on request.
 
     Args:
-        records: the files of the ranks, by their numbers.
+        records: the content of the ranks' files, by rank.
     """
 
     def __init__(self, records: Mapping[int, Record]) -> None:
@@ -246,9 +247,9 @@ class AttachedRun(Conductor):
         }
         self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
         self._grown_at = dict.fromkeys(records, time.monotonic())
-        facts = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
+        initial = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
         conclusion = "their launcher decides what happens next"
-        super().__init__(info.name, 1, [*records], facts, conclusion=conclusion)
+        super().__init__(info.name, 1, [*records], initial, conclusion=conclusion)
 
     @property
     def trace(self) -> Trace:
@@ -269,17 +270,17 @@ class AttachedRun(Conductor):
     def _update(self, rank: int) -> bool:
         """Read what a rank has written; return whether it has written anything."""
         record, now = self.records[rank], time.monotonic()
-        with suppress(OSError, TraceFileError):  # the folder was removed, or a fact is damaged
+        with suppress(OSError, TraceFileError):  # the folder was removed, or an entry is damaged
             for kind, value in record.update():
                 self._grown_at[rank] = now
                 if kind == "rows":
                     self._add(rank, value)
-                elif kind in _FACTS:
+                elif kind in _MESSAGES:
                     self.handle_event(rank, kind, value)
             delay = merge.RECENT if rankfile.is_here(record.about) else MAX_DELAY
             if "end" in record.notes:
                 self._end(rank, record)
-            elif now - self._grown_at[rank] > delay:  # it has ended without a report, or is stopped
+            elif now - self._grown_at[rank] > delay:  # ended without a report, or suspended
                 self._grown_at[rank] = now
                 self._end(rank, rankfile.read(record.path))
         return self._grown_at[rank] == now
@@ -327,10 +328,10 @@ def _outcome(rank: int, end: RankEnd, *, killed: bool) -> Outcome:
 
 
 class SocketControl(RankController):
-    """Controls the ranks of this machine through their sockets.
+    """Controls the ranks on this machine through their sockets.
 
     Args:
-        records: the files of the ranks, by their numbers.
+        records: the content of the ranks' files, by rank.
     """
 
     def __init__(self, records: Mapping[int, Record]) -> None:
@@ -361,7 +362,7 @@ class SocketControl(RankController):
         self._send(ranks, "release", self.why)
 
     def kill(self, ranks: Iterable[int]) -> None:
-        """Kill the processes of these ranks that are on this machine."""
+        """Kill the processes of these ranks, if connected."""
         for rank in self._channels.keys() & {*ranks}:
             with suppress(OSError):
                 os.kill(self._about[rank]["pid"], signal.SIGKILL)

@@ -22,7 +22,7 @@ _OTHER_LAUNCHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "pr
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
 
-#: Options of Python that have a value.
+#: Options of Python that take a value.
 _VALUE_OPTIONS = {"-W", "-X", "--check-hash-based-pycs"}
 
 #: Signals forwarded to the launcher.
@@ -30,7 +30,7 @@ _FORWARDED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Return whether a command is a launcher of ranks.
+    """Return whether a command may launch ranks: torchrun, another launcher, or Python.
 
     >>> is_launcher(["torchrun", "train.py"]), is_launcher(["train.py"])
     (True, False)
@@ -110,7 +110,7 @@ def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
         on_signal: called once, after the first signal was forwarded.
 
     Raises:
-        StartError: the launcher does not exist.
+        StartError: the launcher cannot be started.
     """
     try:
         process = subprocess.Popen(

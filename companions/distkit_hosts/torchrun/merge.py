@@ -1,6 +1,6 @@
 """Merge the files of ranks on one or several hosts into one trace.
 
-The processes of a host share a monotonic clock. The clocks of several hosts are aligned by the
+The processes on a host share a monotonic clock. The clocks of several hosts are aligned by the
 messages between them and, where messages provide no bound, by their wall clocks.
 """
 
@@ -27,7 +27,7 @@ from distkit_hosts.importers.files import checked
 from distkit_hosts.torchrun import rankfile
 from distkit_hosts.torchrun.rankfile import Record
 
-#: A rank is considered running if it recorded a fact or event within this time [s].
+#: A rank is considered running if it recorded a heartbeat or event within this time [s].
 RECENT = 2.0
 
 
@@ -67,14 +67,14 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
 
 
 def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
-    """Return the ranks of each attempt of the latest run, by their numbers.
+    """Return the records of each attempt of the latest run, by rank.
 
     torchrun starts all ranks of a run again when one of them fails or a host joins.
     """
     records = list(records)
     if not records:
         raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
-    # a process without a launcher may only start ranks
+    # a process without a launcher may only have started ranks
     ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
     attempts: list[dict[int, Record]] = []
     for record in sorted(ranks, key=_start_time):
@@ -106,12 +106,12 @@ def _launcher(record: Record) -> tuple[Any, ...]:
 
 
 def _start_time(record: Record) -> float:
-    """Return the start of a rank's process, by its wall clock [s]."""
+    """Return the start time of a rank's process on its wall clock [s]."""
     return float(record.about["began"][1])
 
 
 def _end_time(record: Record) -> float:
-    """Return the time of a rank's last fact or event, by its wall clock [s]."""
+    """Return the time of a rank's last heartbeat or event on its wall clock [s]."""
     monotonic, wall = record.about["began"]
     return float(wall + record.until - monotonic)
 
@@ -225,7 +225,7 @@ def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
 
 
 def waits(record: Record, clocks: Clocks) -> list[Wait]:
-    """Return the wait of a running rank, shortened by the possible error of its clock."""
+    """Return the wait of a running rank, if any, shortened by its clock's maximum error."""
     wait, clock = record.latest("beat", (0, 0, None))[2], clocks.offset_of(record)
     if wait is None or clock.error is None or end_of(record):
         return []

@@ -1,10 +1,11 @@
 """Read and write the record of one rank, a file that is readable even after a crash.
 
-The first line names the format. Named facts follow: first ``about``, then mostly ``rows``. Each is
-msgpack with a length and a checksum, so that a fact truncated by a crash is detected. Reading a
-file executes nothing. Events reach the file a few tenths of a second after they occur. Until then,
-they are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains faulthandler's
-report of the signal that killed the rank. A rank that exits normally removes both files.
+The first line names the format. Named entries follow: first ``about``, then mostly ``rows``. Each
+is msgpack with a length and a checksum, so that an entry truncated by a crash is detected. Reading
+a file executes nothing. Events reach the file a few tenths of a second after they occur. Until
+then, they are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains
+faulthandler's report of the signal that killed the rank. A rank that exits normally removes both
+files.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from distkit.recording.encoding import (
 
 #: Suffix of a rank's file, and its first line with the version of the format.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
-#: Maximum number of events in a rank's file; others are only counted.
+#: Maximum number of events in a rank's file; further events are only counted.
 MAX_ROWS = 1_000_000
 
 _HEAD = struct.Struct("<II")  # size and checksum of a chunk
@@ -69,7 +70,7 @@ def is_running(pid: int, latest_start: float = float("inf")) -> bool:
 
     Args:
         pid: the process's id.
-        latest_start: the latest possible start time, by the wall clock [s].
+        latest_start: the latest possible start time on the wall clock [s].
     """
     import psutil  # on first use: ranks do not need it
 
@@ -86,7 +87,7 @@ def is_running(pid: int, latest_start: float = float("inf")) -> bool:
 
 
 class RankFile:
-    """Writes the record of this rank. It never raises, so that the rank survives a full disk.
+    """Writes the record of this rank. Writing never raises, so the rank survives a full disk.
 
     Args:
         path: the path of the file, which must not exist.
@@ -113,7 +114,7 @@ class RankFile:
             self._file.close()
 
     def note(self, name: str, value: Any) -> None:
-        """Add a fact, unless an earlier one failed."""
+        """Append an entry, unless the file is closed, as after a failed write."""
         packed = encode((name, value))
         chunk = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
         with self._write_lock:
@@ -143,7 +144,7 @@ class Record:
             ``folder`` (the current folder), ``program``, ``socket`` (the path of its socket, or ""
             if it has none).
         rows: the events.
-        notes: the facts by name, in order.
+        notes: the values of the other entries, by name and in order.
         fault: faulthandler's report of the received signals.
         is_growing: whether the rank is known to be running.
         size: the part of the file that has been read [bytes].
@@ -158,7 +159,7 @@ class Record:
     size: int = len(MAGIC)
 
     def update(self) -> list[tuple[str, Any]]:
-        """Read the rest of the file and return its facts, with the events of each ``rows``.
+        """Read the rest of the file and return its entries, with decoded ``rows``.
 
         Raises:
             TraceFileError: the file is damaged.
@@ -166,16 +167,16 @@ class Record:
         with self.path.open("rb") as file:
             file.seek(self.size)
             content = memoryview(file.read())
-        facts = list[tuple[str, Any]]()
+        entries = list[tuple[str, Any]]()
         try:
             for chunk in _chunks(content):
                 self.size += _HEAD.size + len(chunk)
                 name, value = decode(chunk)
-                facts.append((name, decode_rows(value) if name == "rows" else value))
-                self._add(*facts[-1])
+                entries.append((name, decode_rows(value) if name == "rows" else value))
+                self._add(*entries[-1])
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
             raise TraceFileError(f"{self.path}: damaged ({error}). Copy it again.") from error
-        return facts
+        return entries
 
     def _add(self, name: str, value: Any) -> None:
         if name == "rows":
@@ -186,7 +187,7 @@ class Record:
             self.notes.setdefault(name, []).append(value)
 
     def latest(self, name: str, default: Any = None) -> Any:
-        """Return the latest fact with a name."""
+        """Return the latest value of an entry, or ``default`` if there is none."""
         return self.notes[name][-1] if name in self.notes else default
 
     @property
@@ -201,13 +202,13 @@ class Record:
 
     @property
     def until(self) -> float:
-        """The time of the last fact or event, by the rank's clock [s]."""
+        """The time of the last heartbeat or event on the rank's clock [s]."""
         beat = self.latest("beat", (self.about["began"][0],))[0]
         return float(max(beat, self.rows[-1][3] if self.rows else beat))
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files of ranks among files and in folders."""
+    """Return the rank files among the given files and in the given folders."""
     files = [
         f
         for p in paths
@@ -226,7 +227,7 @@ def read(path: Path) -> Record:
     """Read the file of a rank and the files next to it.
 
     Raises:
-        TraceFileError: the file is of another kind or version.
+        TraceFileError: the file is damaged, empty, or of another kind or version.
         OSError: the file cannot be read.
     """
     # before the file itself, because an exiting rank removes these once its file is complete
@@ -234,7 +235,7 @@ def read(path: Path) -> Record:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise TraceFileError(
-                f"{path}: not a rank's file, or one of a newer distkit. Update distkit: "
+                f"{path}: not a rank's file, or written by a newer distkit. Update distkit: "
                 "pip install --upgrade distkit."
             )
     record = Record(path)
