@@ -110,7 +110,7 @@ def test_timeout_set_by_the_program_raises(usable: dk.Cluster, call: Callable[[]
     assert usable.run(program).results == ["handled", "", ""]
 
 
-def test_thread_of_an_interrupted_run_does_not_affect_the_next(
+def test_thread_from_an_interrupted_run_does_not_affect_the_next(
     usable: dk.Cluster,
 ) -> None:
     def hang_with_a_timer() -> None:

@@ -167,7 +167,7 @@ with cluster:
 
 @pytest.fixture
 def existing_cluster() -> Iterator[ipyparallel.Cluster]:
-    """An ipyparallel cluster of another process, which exits with this process."""
+    """An ipyparallel cluster started by another process, which exits with this one."""
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_OWNER],
         stdin=subprocess.PIPE,

@@ -130,7 +130,7 @@ def hub() -> Iterator[Hub]:
 
 
 def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
-    """Start a user's kernel with two clusters; return their facts."""
+    """Start a user's kernel with two clusters; return it and what it reports."""
     if not hub.is_running(user):
         hub.start(user)
     kernel = hub.kernel(user)
@@ -139,7 +139,7 @@ def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def sessions(hub: Hub) -> dict[str, tuple[Kernel, dict[str, Any]]]:
-    """The kernels and facts of all users, who start at the same time."""
+    """The kernels and reports of all users, who start at the same time."""
     with ThreadPoolExecutor() as threads:
         found = threads.map(partial(start_clusters, hub), USERS)
         return dict(zip(USERS, found, strict=True))

@@ -1,4 +1,4 @@
-"""Kills pairs of a cluster's processes; ``make stress`` kills all pairs, in every state and delay.
+"""Kills pairs of a cluster's processes; ``make stress`` kills all pairs in all states and delays.
 
 In each pair, another process detects the deaths: the kernel, the servers, or the kernel's children.
 """

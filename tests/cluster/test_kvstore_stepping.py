@@ -211,7 +211,7 @@ HANGS = [
 
 
 @pytest.mark.parametrize(("program", "arguments", "kind", "culprits", "waiting", "message"), HANGS)
-def test_hang_of_workers_is_explained(
+def test_worker_hang_is_explained(
     usable: dk.Cluster, program, arguments, kind, culprits, waiting, message
 ) -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
@@ -272,7 +272,7 @@ def die_in_round_3(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_crash_of_a_worker_ends_a_dist_sync_run(usable: dk.Cluster) -> None:
+def test_worker_crash_ends_a_dist_sync_run(usable: dk.Cluster) -> None:
     with pytest.raises(dk.errors.RankDied, match="worker 1") as caught:
         usable.run(die_in_round_3, 1)
     assert 'on_crash="continue"' in str(caught.value)

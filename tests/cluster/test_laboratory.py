@@ -174,7 +174,7 @@ def test_no_process_is_left_when_the_creator_is_killed() -> None:
 
 @pytest.mark.skipif(not AS_ROOT, reason="without root, all tests run as an ordinary user")
 def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
-    """Uses the system's Python, because root's may be unreadable for other users."""
+    """Uses the system's Python, because root's may be unreadable to other users."""
     python = shutil.which("python3", path="/usr/bin:/bin")
     nobody = pwd.getpwnam("nobody")
     as_nobody = [

@@ -157,7 +157,7 @@ def test_machine_without_python_raises(head: Head, hosts: Laboratory) -> None:
 
 def test_machine_without_distkit_raises(head: Head, hosts: Laboratory) -> None:
     if sys.prefix == sys.base_prefix:
-        pytest.skip("this Python is not in a virtual environment: no other lacks distkit")
+        pytest.skip("needs a virtual environment, whose base Python lacks distkit")
     python = f"{sys.base_prefix}/bin/python3"
     options = f"hosts={{'beta': 1}}, remote_python={python!r}, environment={{'PYTHONPATH': ''}}"
     assert_start_fails(head, options, "the agent on beta", f"{python} -m pip install distkit")
@@ -178,7 +178,7 @@ def test_machine_without_disk_space_raises(head: Head, hosts: Laboratory) -> Non
 # -- MPI ------------------------------------------------------------------------------------
 
 
-def test_ranks_of_mpi_are_numbered_by_machine(head: Head, hosts: Laboratory) -> None:
+def test_mpi_ranks_are_numbered_by_machine(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
     options = "5, hosts=['alpha', 'beta', 'gamma'], engines='mpi'"
     assert "error" not in head.run(f"create(lambda: dk.Cluster({options}))")
@@ -192,7 +192,7 @@ def test_ranks_of_mpi_are_numbered_by_machine(head: Head, hosts: Laboratory) -> 
     assert "error" not in head.run("cluster.stop()")
 
 
-def test_error_of_mpiexec_is_reported(head: Head, hosts: Laboratory) -> None:
+def test_mpiexec_error_is_reported(head: Head, hosts: Laboratory) -> None:
     needs("mpiexec", "openmpi-bin")
     assert_start_fails(
         head, "6, engines='mpi', mpi_args=['-H', 'alpha:1']", "mpi: ", "not enough slots"
@@ -221,7 +221,7 @@ def test_ranks_start_under_slurm(head: Head, slurm: Laboratory) -> None:
         ("engine_cmd=['/opt/python']", "/opt/python: No such file"),
     ],
 )
-def test_error_of_slurm_is_reported(
+def test_slurm_error_is_reported(
     head: Head, slurm: Laboratory, options: str, expected: str
 ) -> None:
     assert_start_fails(head, f"2, engines='slurm', {options}", "slurm: ", expected)

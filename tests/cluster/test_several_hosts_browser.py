@@ -1,4 +1,4 @@
-"""Labels of timelines, in a browser."""
+"""Timeline labels, rendered in a browser."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...position) {
 
 
 def draw(tab: Any, timeline: Timeline, folder: Path) -> dict[str, float]:
-    """Draw a timeline, and return the texts on its canvas with their heights on the page."""
+    """Draw a timeline; return the y coordinate of each text on its canvas."""
     tab.page.set_viewport_size({"width": 1280, "height": 720})
     tab.page.add_init_script(RECORD_TEXT)
     Sheet(tab, timeline, folder / "page.html")

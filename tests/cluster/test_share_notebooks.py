@@ -137,7 +137,7 @@ def test_nbconvert_shows_the_pictures_offline(
 def test_jupyterlab_without_a_kernel_shows_the_pictures(
     lab: Any, tab: Any, executed: NotebookNode
 ) -> None:
-    """JupyterLab does not trust notebooks of other authors."""
+    """JupyterLab does not trust notebooks from other authors."""
     nbformat.write(without_state(executed), lab.root / "stay.ipynb")
     open_without_kernel(lab, tab.page, "stay.ipynb")
     wait_for(tab.page, STILL)

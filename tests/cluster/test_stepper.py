@@ -66,7 +66,7 @@ def ring_all_reduce() -> float:
     return x[0].item()
 
 
-def test_calls_of_the_algorithm_are_steps(usable: dk.Cluster) -> None:
+def test_algorithm_calls_are_steps(usable: dk.Cluster) -> None:
     stepper = usable.step(ring_all_reduce)
     assert calls(stepper) == ["all_reduce()"] * 3
     stepper.next()
@@ -245,7 +245,7 @@ def wait_at_the_store() -> str:
     return ""
 
 
-def test_calls_of_the_store_are_steps(usable: dk.Cluster) -> None:
+def test_store_calls_are_steps(usable: dk.Cluster) -> None:
     with usable.step(wait_at_the_store) as stepper:
         assert calls(stepper) == ["store.set('ready')", "store.get('ready')", "store.wait('ready')"]
         stepper.next(rank=1).next(rank=2)
@@ -262,7 +262,7 @@ def raise_after_a_barrier() -> None:
     dist.barrier()
 
 
-def test_exception_of_a_rank_ends_the_stepper(usable: dk.Cluster) -> None:
+def test_rank_exception_ends_the_stepper(usable: dk.Cluster) -> None:
     stepper = usable.step(raise_after_a_barrier)
     with pytest.raises(dk.errors.RankError, match="after the barrier"):
         stepper.next()

@@ -72,7 +72,7 @@ def test_functions_run_on_workers_and_return_results(cluster) -> None:
     assert run.results[1:] == [None, None]
 
 
-def test_function_of_a_dead_worker_is_rescheduled_and_takes_effect_once(cluster, tmp_path) -> None:
+def test_function_on_a_dead_worker_is_rescheduled_and_takes_effect_once(cluster, tmp_path) -> None:
     def train(strategy, flag):
         model, step = create_model(strategy)
 
