@@ -1,11 +1,11 @@
-"""Consistency checks before each collective, so that an error is raised on all replicas.
+"""Consistency checks before each collective, so that an error on one replica is raised on all.
 
 Before each collective of a strategy, one small all-gather exchanges the replicas' positions (the
 ``run`` and the call), and their shapes or numbers of rows. If they agree, the values are sent.
 Otherwise *every* replica raises, before any of them waits for values that are never sent:
 
-* If a replica's function raised, its position is later. The others raise as well, name it, and
-  advance to its position.
+* If a replica's function raised, that replica is ahead. The others raise an error that names it,
+  and catch up.
 * Replicas in different calls, or with different shapes, all raise.
 """
 
@@ -25,7 +25,7 @@ CALLS = (
     "scope all_gather(parameters) reduce_scatter(gradients) optimizer.step reduce gather all_reduce"
     " all_gather average_loss buffers checkpoint"
 ).split()
-#: Length of the row that each replica sends: position, call, number of facts, and the facts.
+#: Length of the row that each replica sends: position, call, number of values, and the values.
 WIDTH = 16
 
 
@@ -38,32 +38,32 @@ class Agreement:
 
     @contextmanager
     def inside_run(self) -> Iterator[None]:
-        """Track one run of a replica function, which may raise an exception."""
+        """Track one run of a replica function, and record why it ended."""
         start = self._position = self._position + 1
-        reason = "its function ended without this call"
+        reason = "returned without this call"
         try:
             yield
         except Exception as error:
-            reason = f"its function raised {type(error).__name__}: {error}"
+            reason = f"raised {type(error).__name__}: {error}"
             raise
         finally:
             self._position, self._exit_reason = max(self._position, start + 1), reason
 
-    def compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Exchange facts with all replicas once all have made this call.
+    def compare(self, call: str, values: Sequence[int]) -> list[list[int]]:
+        """Exchange values with all replicas once all have made this call.
 
         Args:
             call: one of :data:`CALLS`.
-            facts: numbers to exchange, at most ``WIDTH`` - 3.
+            values: at most ``WIDTH - 3`` integers to exchange.
 
         Raises:
             StrategyError: a replica has left the run, or is in another call.
         """
-        gathered = _all_gather_row([self._position, CALLS.index(call), len(facts), *facts])
+        gathered = _all_gather_row([self._position, CALLS.index(call), len(values), *values])
         positions = [s[0] for s in gathered]
         if len({*positions}) > 1:
             self._catch_up(call, positions)
-            return self.compare(call, facts)  # replicas that were behind also reach this call
+            return self.compare(call, values)  # replicas that were behind also reach this call
         calls = [CALLS[s[1]] for s in gathered]
         if len({*calls}) > 1:
             locations = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))
@@ -74,20 +74,20 @@ class Agreement:
         return [s[3 : 3 + s[2]] for s in gathered]
 
     def _catch_up(self, call: str, positions: list[int]) -> None:
-        """Raise on replicas that are behind others."""
+        """Raise if this replica is behind another."""
         reasons, position = all_gather_object(self._exit_reason), self._position
         if position == max(positions):
             return
         self._position += self._position % 2  # leave the run, if inside one
-        ahead = [f"replica {r}: {reasons[r]}" for r, p in enumerate(positions) if p > position]
+        ahead = [f"replica {r} {reasons[r]}" for r, p in enumerate(positions) if p > position]
         raise StrategyError(
-            f"{call} needs all replicas, but some have left the run: {'; '.join(ahead)}. The "
-            "strategy can be used again on all replicas."
+            f"{call} needs all replicas, but some have left the run: {'; '.join(ahead)}. You can "
+            "continue to use the strategy."
         )
 
 
 def group_device() -> torch.device:
-    """Return the device whose tensors the default process group sends."""
+    """Return the device on which the default process group communicates."""
     if dist.is_initialized() and "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -123,8 +123,8 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
     >>> check_shapes("gather", [(2, 3), (2, 4)], 0)
     Traceback (most recent call last):
     ...
-    distkit.errors.StrategyError: gather of unequal shapes: replica 0 has (2, 3) and replica 1
-    has (2, 4), which differ in dimension 1. ...
+    distkit.errors.StrategyError: gather received different shapes: replica 0 has (2, 3) and
+    replica 1 has (2, 4), which differ in dimension 1. ...
     """
     first = tuple(shapes[0])
     for replica, shape in enumerate(map(tuple, shapes)):
@@ -135,11 +135,11 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
             )
         ignored = None if axis is None else axis % len(shape)
         pairs = enumerate(zip(first, shape, strict=False))
-        differ = [f"dimension {d}" for d, (a, b) in pairs if a != b and d != ignored]
-        if len(first) != len(shape) or differ:
+        differences = [f"dimension {d}" for d, (a, b) in pairs if a != b and d != ignored]
+        if len(first) != len(shape) or differences:
             raise StrategyError(
-                f"{call} of unequal shapes: replica 0 has {first} and replica {replica} has "
-                f"{shape}, which differ in {[*differ, 'the number of dimensions'][0]}. All "
-                "replicas must pass the same shape"
+                f"{call} received different shapes: replica 0 has {first} and replica {replica} "
+                f"has {shape}, which differ in {[*differences, 'the number of dimensions'][0]}. "
+                "All replicas must pass the same shape"
                 + ("." if axis is None else f", except for dimension {axis}.")
             )

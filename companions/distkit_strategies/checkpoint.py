@@ -35,7 +35,7 @@ def save(
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the checkpoint's files, visible to all ranks.
+        folder: the folder for the checkpoint's files, visible to all ranks.
         model: the model. Its parameters, sharded or not, and its buffers are saved.
         optimizer: the optimizer. Its state is saved under the names of the parameters.
         extra: numbers, strings and tensors, for example ``epoch=3``.
@@ -66,8 +66,8 @@ def load(
 
     Args:
         strategy: the strategy of the model.
-        folder: the folder of the checkpoint's files. Ranks that train independently load their own
-            checkpoints if these exist.
+        folder: the folder with the checkpoint's files. Ranks that train independently load their
+            own checkpoints if these exist.
         model: the model, loaded in place.
         optimizer: the optimizer, loaded in place.
         extra: defaults for additional values, by name.
@@ -76,7 +76,8 @@ def load(
         The saved values of ``extra``.
 
     Raises:
-        StrategyError: the checkpoint is missing or from a different model; raised on all ranks.
+        StrategyError: the checkpoint is missing, is from a different model, or has no state for
+            the optimizer; raised on all ranks.
     """
     strategy._check_context("load()")
     local, own_folder = strategy._local_optimizer(optimizer), rank_path(strategy, folder)
@@ -118,7 +119,7 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
     if optimizer is not None and not any(name.startswith("optimizer.") for name in saved):
         raise StrategyError(
             f"The checkpoint in {folder} has no optimizer state: it was saved without an "
-            "optimizer, or by parameter servers, which keep it. Load only the model."
+            "optimizer, or with parameter servers, which keep that state. Load only the model."
         )
 
 
@@ -171,7 +172,7 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
 
 
 def rank_path(strategy: Strategy, path: str | Path) -> Path:
-    """Return this process's path.
+    """Return the path that this process uses.
 
     If ranks train independently, rank r > 0 inserts ``rank-r/`` before the name, so that ranks do
     not overwrite each other's files. Otherwise all ranks use ``path``.

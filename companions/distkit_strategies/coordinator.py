@@ -42,7 +42,8 @@ from distkit_strategies.variables import owner_of
 #: or may have exited.
 _RETRY = 200
 
-#: The name of the note with the coordinator's address, and its value after the end.
+#: The name of the KVStore note with the coordinator's address, and the note's value after the
+#: coordinator has ended.
 _NOTE, _ENDED = "coordinator", "over"
 
 #: Number of pending functions at which ``schedule`` blocks.
@@ -91,7 +92,7 @@ class FunctionQueue:
         return number
 
     def ready(self, worker: Worker) -> None:
-        """Mark a worker as idle; the function of its earlier process becomes pending again."""
+        """Add a new worker as idle; the function of its earlier process becomes pending again."""
         for other in [w for w in self.workers if w.rank == worker.rank and w != worker]:
             if other.incarnation > worker.incarnation:
                 return
@@ -186,7 +187,7 @@ class ClusterCoordinator:
     the other workers it does not: they run scheduled functions until worker 0's function returns,
     and return no result. Worker 0's function returns after all scheduled functions have finished.
 
-    If a worker dies, its function runs again in the replacement process, and its gradients are
+    If a worker dies, it is replaced. The function that it ran runs again, and its gradients are
     applied once. If worker 0 dies, its function starts again. Scheduled functions then get the same
     numbers, so the servers do not apply gradients twice.
 
@@ -265,8 +266,8 @@ class ClusterCoordinator:
         Args:
             fn: the function. Gradients that an optimizer applies in ``strategy.run`` go to the
                 servers.
-            args: the arguments: picklable objects, values of other functions, and iterators over
-                datasets of :meth:`create_per_worker_dataset`.
+            args: the arguments: picklable objects, results of other functions, and iterators over
+                datasets from :meth:`create_per_worker_dataset`.
             kwargs: the keyword arguments, of the same types.
 
         Raises:
@@ -295,7 +296,7 @@ class ClusterCoordinator:
         """Return whether all scheduled functions have finished.
 
         Raises:
-            Exception: as :meth:`join`.
+            Exception: see :meth:`join`.
         """
         self._check()
         return not self._queue.unfinished
@@ -304,7 +305,7 @@ class ClusterCoordinator:
         """Return a structure with each :class:`RemoteValue` replaced by its value.
 
         Raises:
-            Exception: as :meth:`RemoteValue.fetch`.
+            Exception: see :meth:`RemoteValue.fetch`.
         """
         return pytree.tree_map_only(RemoteValue, RemoteValue.fetch, values)
 
@@ -320,10 +321,10 @@ class ClusterCoordinator:
         self._datasets.append(_pack(dataset_fn, self.strategy))
         return PerWorkerDataset(len(self._datasets) - 1)
 
-    # -- messages of the workers ----------------------------------------------------------------
+    # -- messages from the workers --------------------------------------------------------------
 
     def _receive(self, timeout: int | None) -> None:
-        """Handle the workers' messages; wait up to ``timeout`` for the first [ms]."""
+        """Handle the workers' messages; wait up to ``timeout`` ms for the first (None: forever)."""
         while self._socket.poll(timeout):
             connection, message = self._socket.recv_multipart()
             worker, result = pickle.loads(message)
@@ -468,7 +469,7 @@ class _FunctionRunner:
         return self._iterators[key]
 
     def _connect(self) -> bool:
-        """Connect to the coordinator's current address; return True if it has ended."""
+        """Connect to a new address of the coordinator; return whether the coordinator has ended."""
         note = self._strategy.store.note(_NOTE)
         address = self._node.route(note or _endpoint(self._node))
         if note != _ENDED and address != self._address:

@@ -128,18 +128,18 @@ class FullyShardedStrategy(ReplicatedStrategy):
         gradients.mul_(len(gathered) * (1 if summed else rows / total))
 
     def _compare_collective(
-        self, call: str, common: list[int], facts: Sequence[int] = ()
+        self, call: str, common: list[int], values: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Exchange facts with all replicas once all have called the same collective of FSDP2.
+        """Exchange values with all replicas once all have called the same collective of FSDP2.
 
         Raises:
-            StrategyError: a replica has left the run, or is in another layer; raised on all of
-                them.
+            StrategyError: a replica has left the run, or is in another layer; raised on all
+                replicas.
         """
-        gathered = self._compare(call, [*common, *facts])
+        gathered = self._compare(call, [*common, *values])
         if any(s[: len(common)] != gathered[0][: len(common)] for s in gathered):
             raise StrategyError(
-                f"The replicas are in {call} of different layers, or only one of them used "
+                f"The replicas are in {call} for different layers, or only one of them used "
                 "compute_average_loss. All replicas must run the same step. Look for an `if` that "
                 "depends on the replica."
             )
@@ -236,7 +236,7 @@ def _units(root: nn.Module) -> list[nn.Module]:
 
 
 def _layers_of(module: nn.Module) -> list[nn.Module]:
-    """Return the layers of a list, or the module itself if it has parameters."""
+    """Return the layers in a list or dict of modules, or the module itself if it has parameters."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [layer for child in module.children() for layer in _layers_of(child)]
     return [module] if next(module.parameters(), None) is not None else []

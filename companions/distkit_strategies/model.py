@@ -43,7 +43,7 @@ class Model:
         loss: a function of outputs and targets that returns the unweighted mean over rows. For
             tokens in rows of different lengths, or for class weights, divide the sum by the number
             of rows.
-        metrics: functions that return a value per row, by name; their means are results.
+        metrics: functions by name that return one value per row; the results contain their means.
 
     Raises:
         StrategyError: the loss returns a value per row, in training or evaluation.
@@ -87,7 +87,7 @@ class Model:
 
     @property
     def is_chief(self) -> bool:
-        """True on replica 0, which prints and writes summaries."""
+        """True on the chief, which prints and writes summaries."""
         return self.strategy._chief
 
     def fit(
@@ -106,16 +106,16 @@ class Model:
 
         Args:
             data: inputs and targets; see :meth:`.Strategy.distribute_dataset`.
-            global_batch: rows of all replicas in a step.
+            global_batch: the number of rows per step, over all replicas.
             epochs: the last epoch, counted from 1, including the epochs of a loaded checkpoint.
             validation_data: data to evaluate after each epoch, for the results ``val_…``.
             callbacks: callbacks, called on every replica.
             shuffle: whether each epoch has a new random order.
-            seed: the seed of the random orders.
+            seed: the seed for the random orders.
             verbose: whether the chief prints a line per epoch.
 
         Returns:
-            Each result by name, with a value per epoch.
+            The results by name, each with one value per epoch.
         """
         batches = self.strategy.distribute_dataset(data, global_batch, shuffle=shuffle, seed=seed)
         history: dict[str, list[float]] = {}
@@ -140,14 +140,14 @@ class Model:
         return history
 
     def evaluate(self, data: Any, *, global_batch: int = 32) -> Logs:
-        """Return loss and metrics over all rows, independent of the number of replicas.
+        """Return the loss and metrics over all rows, independent of the number of replicas.
 
         With asynchronous parameter servers, each worker is one replica and evaluates all rows with
         its current values.
 
         Args:
             data: inputs and targets.
-            global_batch: rows of all replicas in a step.
+            global_batch: the number of rows per step, over all replicas.
         """
         _, sums = self._each_row_once(self._step, data, global_batch)
         return self._results(sums)
@@ -157,7 +157,7 @@ class Model:
 
         Args:
             data: the inputs, a tensor or an array.
-            global_batch: rows of all replicas in a step.
+            global_batch: the number of rows per step, over all replicas.
         """
         plan, outputs = self._each_row_once(self.module, data, global_batch)
         steps, replicas = range(plan.steps), range(self.strategy.num_replicas_in_sync)
@@ -172,7 +172,7 @@ class Model:
         checkpoint.save(self.strategy, folder, self.module, self._optimizer, epoch=self.epoch)
 
     def load(self, folder: str | Path) -> None:
-        """Load a checkpoint of :meth:`save`, on any number of replicas."""
+        """Load a checkpoint written by :meth:`save`, on any number of replicas."""
         extra = checkpoint.load(self.strategy, folder, self.module, self._optimizer, epoch=0)
         self.epoch = extra["epoch"]
 
@@ -190,7 +190,7 @@ class Model:
         return self._results(sums)
 
     def _each_row_once(self, fn: Any, data: Any, global_batch: int) -> tuple[Any, list[Any]]:
-        """Return the plan of the rows and a function's result for each batch, without training.
+        """Return the batch plan, and a function's result for each batch, without training.
 
         The rows are divided among the replicas in sync, even if each worker has separate data.
         """
@@ -238,7 +238,7 @@ class Model:
 
 
 class Callback:
-    """Base class of callbacks, which every replica calls; override the methods you need.
+    """Base class for callbacks, which every replica calls; override the methods you need.
 
     ``self.model`` is the :class:`.Model` being trained. Put work that must happen once, such as
     writing a file, under ``if self.model.is_chief``.
@@ -272,6 +272,7 @@ class EarlyStopping(Callback):
 
     Raises:
         ValueError: the mode is unknown.
+        StrategyError: there is no such result, at the end of an epoch.
     """
 
     def __init__(self, monitor: str = "loss", patience: int = 0, mode: str = "min") -> None:
@@ -318,7 +319,7 @@ class Checkpoint(Callback):
     """Saves a checkpoint after each epoch and resumes from the latest one in the folder.
 
     Args:
-        folder: the folder of the checkpoints, visible to all ranks; each epoch has a subfolder.
+        folder: the folder for the checkpoints, visible to all ranks; each epoch has a subfolder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -346,7 +347,7 @@ class TensorBoard(Callback):
     """Writes each epoch's results as TensorBoard summaries, on the chief.
 
     Args:
-        folder: the folder of event files.
+        folder: the folder for the event files.
 
     Raises:
         StrategyError: tensorboard is not installed.

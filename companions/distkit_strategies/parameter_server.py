@@ -42,14 +42,15 @@ class ParameterServerStrategy(ReplicatedStrategy):
     are synchronized, and the result is the same as in one process.
 
     Args:
-        variable_partitioner: a function that returns the number of shards of a variable; None for
-            the KVStore's rule.
+        variable_partitioner: a function of a variable's shape and dtype that returns the number of
+            shards along each axis; None for the KVStore's rule.
         mode: "async" or "sync".
         options: options of :func:`distkit.kvstore.create`, such as ``replication=2``, which
             tolerates the crash of a server.
 
     Raises:
-        StrategyError: the mode is unknown, or the cluster has no servers at the first scope.
+        StrategyError: the mode is unknown, the partitioner is not callable, or, at the first scope,
+            the cluster has no servers.
 
     Source:
         TensorFlow, ``tf.distribute.ParameterServerStrategy``; Li et al., 2014.

@@ -199,8 +199,9 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     """Return this replica's share of a loss that does not depend on the batch.
 
-    Use it with :func:`compute_average_loss`; a plain mean loss needs no scaling. A loss of sharded
-    parameters is not divided in ``backward``, since each gradient exists on only one replica.
+    Use it with :func:`compute_average_loss`; a plain mean loss needs no scaling. If the parameters
+    are sharded, only the loss is divided, not its gradients, since each of them exists on only one
+    replica.
 
     Raises:
         StrategyError: the loss is not a tensor, or the call is outside of a replica function.

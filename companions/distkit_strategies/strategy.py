@@ -32,7 +32,7 @@ from distkit_strategies.replica import (
 )
 from distkit_strategies.variables import CreatedVariables, with_rows
 
-#: Arguments of ``distribute_dataset`` that control the division of data.
+#: Arguments of ``distribute_dataset`` that control how data is divided.
 _DIVISION = "policy", "shuffle", "seed"
 #: Floating-point dtypes whose sums may overflow.
 _HALF = torch.float16, torch.bfloat16
@@ -183,7 +183,7 @@ class Strategy:
         With :func:`compute_average_loss`, the combined gradient is Σ_r g_r.
 
         Args:
-            fn: plain torch code of one replica.
+            fn: plain torch code for one replica.
             args: the arguments of ``fn``, with this replica's tensors.
             kwargs: the keyword arguments of ``fn``.
 
@@ -204,9 +204,9 @@ class Strategy:
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
         """Return the sum or mean of a value over the replicas. Every replica gets the result.
 
-        The mean of a result of :meth:`run`, a tensor or a number, is weighted by the rows of each
-        replica's batch, Σ n_r v_r / Σ n_r, because an unweighted mean would overweight the rows of
-        small batches. Values that are computed from a result are weighted equally.
+        If the value is a tensor or float returned by :meth:`run`, its mean is weighted by the rows
+        of each replica's batch, Σ n_r v_r / Σ n_r, because an unweighted mean would overweight the
+        rows of small batches. Values that are computed from a result are weighted equally.
 
         Args:
             op: "sum" or "mean".
@@ -292,7 +292,7 @@ class Strategy:
         """Return a tuple with the value of the only replica in this process."""
         return (value,)
 
-    # -- hooks of subclasses ----------------------------------------------------------------
+    # -- hooks for subclasses ---------------------------------------------------------------
 
     @property
     def _replica(self) -> int:
@@ -339,9 +339,9 @@ class Strategy:
             StrategyError: the replicas have created different variables; raised on all of them.
         """
         description = repr([(name, tuple(t.shape), t.dtype) for name, t in created.tensors])
-        facts = [len(created.tensors), zlib.crc32(description.encode())]
-        gathered = self._compare("scope", facts)
-        if gathered.count(facts) < len(gathered):
+        local = [len(created.tensors), zlib.crc32(description.encode())]
+        gathered = self._compare("scope", local)
+        if gathered.count(local) < len(gathered):
             counts = ", ".join(f"replica {r} created {n}" for r, (n, _) in enumerate(gathered))
             raise StrategyError(
                 f"The replicas created variables that differ in number, name, shape or dtype: "
@@ -373,9 +373,9 @@ class Strategy:
     def _single_replica(self) -> bool:
         return self.num_replicas_in_sync == 1
 
-    def _compare(self, call: str, facts: Sequence[int]) -> list[list[int]]:
-        """Exchange facts with all replicas once all have made this call; see :mod:`.agreement`."""
-        return [list(facts)] if self._single_replica else self._agreement.compare(call, facts)
+    def _compare(self, call: str, values: Sequence[int]) -> list[list[int]]:
+        """Exchange values with all replicas once all have made this call; see :mod:`.agreement`."""
+        return [list(values)] if self._single_replica else self._agreement.compare(call, values)
 
     def _failures(self, error: Exception | None) -> list[str]:
         """Return the replicas' file errors, once all have tried to access their files."""

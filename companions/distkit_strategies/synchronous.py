@@ -26,7 +26,7 @@ from distkit_strategies.strategy import ReplicatedStrategy, Strategy
 from distkit_strategies.tf_config import TFConfig, join
 from distkit_strategies.variables import CreatedVariables, owner_of, parameters_of
 
-#: TensorFlow's names of algorithms -> distkit's names.
+#: TensorFlow's names for all-reduce algorithms, mapped to distkit's names.
 CROSS_DEVICE_OPS: dict[Any, str] = {
     "NcclAllReduce": "native",
     "HierarchicalCopyAllReduce": "hierarchical",
@@ -87,8 +87,8 @@ def combine(
         [w.grad is not None for w in weights],
     )
     bad = first_not_finite(w.grad for w in weights) if rows else -1  # the mean over no rows is NaN
-    facts = [rows, replica.summed, len(weights), zlib.crc32(bytes(has_gradient)), bad]
-    gathered = strategy._compare("optimizer.step", facts)
+    local = [rows, replica.summed, len(weights), zlib.crc32(bytes(has_gradient)), bad]
+    gathered = strategy._compare("optimizer.step", local)
     for r, (_, summed, count, _, bad) in enumerate(gathered):
         if count != len(weights) or summed != gathered[0][1]:
             raise StrategyError(
@@ -246,7 +246,7 @@ class MirroredStrategy(ReplicatedStrategy):
 
 
 class CommunicationImplementation(str, Enum):
-    """The all-reduce of gradients over workers.
+    """The algorithm that all-reduces gradients over the workers.
 
     ====  =====================================================================================
     AUTO  NCCL between GPUs; else :func:`~distkit.algorithms.use.auto_all_reduce`
@@ -292,10 +292,11 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     the other workers through torch's TCPStore at the address of worker 0.
 
     Args:
-        communication_options: options of the all-reduce of gradients.
+        communication_options: options for the all-reduce of gradients.
 
     Raises:
-        StrategyError: ``TF_CONFIG`` is malformed; or, in a step, NCCL is requested but unavailable.
+        StrategyError: ``TF_CONFIG`` is malformed, or this process cannot join its workers; or, in a
+            step, NCCL is requested but unavailable.
 
     Source:
         TensorFlow, ``tf.distribute.MultiWorkerMirroredStrategy``.

@@ -19,7 +19,7 @@ from distkit_strategies.strategy import Strategy
 if TYPE_CHECKING:
     import pandas
 
-#: Relative tolerance of float64 results, which may be summed in a different order.
+#: Relative tolerance for float64 results, which may be summed in a different order.
 TOLERANCE = 1e-12
 ROWS, BATCH, EPOCHS = 210, 50, 2
 
@@ -27,7 +27,7 @@ ROWS, BATCH, EPOCHS = 210, 50, 2
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
     """Run every strategy with every training method and compare the results with one process's.
 
-    Each cell is "equal to one process", "differs by …" (the largest difference of losses and
+    Each cell is "equal to one process", "differs by …" (the largest difference between losses and
     outputs, relative to the largest of them) or "not supported: …".
 
     Args:

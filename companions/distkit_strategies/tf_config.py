@@ -172,7 +172,7 @@ class TFConfig:
 
     @property
     def layout(self) -> dict[str, int]:
-        """The arguments of the same cluster on this machine: ``dk.Cluster(**config.layout)``.
+        """The arguments for the same cluster on this machine: ``dk.Cluster(**config.layout)``.
 
         >>> config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}
         >>> TFConfig.parse(json.dumps(config | {"task": {"type": "chief", "index": 0}})).layout

@@ -43,7 +43,7 @@ class CreatedVariables:
 
     Args:
         tensors: the parameters and buffers, with their names.
-        roots: the models: modules with parameters that are not part of other modules.
+        roots: the models, i.e. modules with parameters that are not part of other modules.
     """
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
