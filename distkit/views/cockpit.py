@@ -228,7 +228,7 @@ def _finding(f: Finding) -> Json:
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Return rank and id of each completed tensor operation; the last one of a rank is shown.
+    """Return rank and id of each completed tensor operation; the last one on a rank is shown.
 
     Sends are first, so that received tensors take precedence.
     """

@@ -90,10 +90,10 @@ class Side:
     @property
     def heading(self) -> str:
         """The name, ranks, backend and duration."""
-        facts = [self.name, *self.frame["facts"], *["simulated"] * self.trace.info.simulated]
+        parts = [self.name, *self.frame["facts"], *["simulated"] * self.trace.info.simulated]
         if seconds := self.figures["seconds"]:
-            facts.append(human_seconds(seconds))
-        return " · ".join(dict.fromkeys(facts))
+            parts.append(human_seconds(seconds))
+        return " · ".join(dict.fromkeys(parts))
 
     @property
     def has_hidden_messages(self) -> bool:
@@ -259,8 +259,8 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
         [sent, -1 - pairs.collective[entries], received, -1 - pairs.collective[exits]]
     )
     order = np.lexsort((begins, time))
-    facts = (begins.astype(np.int64), rank, item)
-    return list(zip(*(fact[order].tolist() for fact in facts), strict=True))
+    fields = (begins.astype(np.int64), rank, item)
+    return list(zip(*(field[order].tolist() for field in fields), strict=True))
 
 
 # -- the picture and the widget --------------------------------------------------------------------
@@ -278,8 +278,8 @@ class Compare(View):
     trace with the first one. A rank is *waiting* while it only waits for others. The barrier at
     the end of a run, in which finished ranks wait, does not count.
 
-    Hover over the n-th operation of a rank to see the n-th operation of that rank in the other
-    traces and the difference in time.
+    Hover over an operation to see the matching operation in the other traces and the difference in
+    time. The n-th operations of a rank with the same name and peer match.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are

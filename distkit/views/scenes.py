@@ -17,7 +17,7 @@ class Stage(SceneView):
 
     A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the color of each
     rank whose contribution it contains, and a complete chunk has all colors. A hub in the middle
-    represents a collective of torch. All messages of a round move together, as in a textbook.
+    represents a torch collective. All messages in a round move together, as in a textbook.
     The space bar plays the run, and the arrow keys step through rounds.
 
     Args:
@@ -72,8 +72,8 @@ class Tensors(SceneView):
 class Gradients(SceneView):
     """Shows gradients, replicas and loss of a watched training loop.
 
-    A table shows the norm and heat map of each layer and rank, of the result of the all-reduce, and
-    of the gradient of a single process if it was recorded. For each layer, the table also shows the
+    For each layer, a table shows the norms and heat maps of the ranks' gradients, of the result of
+    the all-reduce, and of a single process's gradient if it was recorded. It also shows the
     agreement, which is the mean cosine similarity over all pairs of ranks' gradients. Curves show
     the loss and the drift between replicas.
 

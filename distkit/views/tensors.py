@@ -108,7 +108,7 @@ def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -
 def _operation(
     scene: Scene, n: int, trace: EventLog, group: list[Span]
 ) -> tuple[Json, list[object], float]:
-    """Draw an operation; return its keyframe, its row of the list, and its height."""
+    """Draw an operation; return its keyframe, its row in the list, and its height."""
     first, summaries = group[0], _summaries(group)
     verdicts, differing = _compare(trace, group)
     tensor = f"{first.dtype} {list(first.shape)}" if first.dtype else ""

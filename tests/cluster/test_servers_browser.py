@@ -58,7 +58,7 @@ def texts_of(page: Sheet, selector: str) -> list[str]:
 def test_keyboard_steps_through_a_synchronous_run(tab: Any, traces: Any, tmp_path: Path) -> None:
     view = open_page(tab, tmp_path, traces["push_in_step"])
     assert "dist_sync" in view.text(".dk-facts")
-    assert "one gradient of each of the 2 workers" in view.text(".dk-description")
+    assert "one gradient from each of the 2 workers" in view.text(".dk-description")
     named = texts_of(view, ".dkm-main .mark-name")
     assert sorted(named) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
     assert sorted(texts_of(view, ".mark-key")) == ["b", "w", "w"]  # each server has a part of w

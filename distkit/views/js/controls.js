@@ -1,4 +1,4 @@
-// The buttons of the commands, and the reasons why some are disabled.
+// The command buttons, and the reasons why some are disabled.
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";

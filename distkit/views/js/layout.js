@@ -89,7 +89,7 @@ export class Layout {
     return (this.lines[track] = [top + row * pitch, height]);
   }
 
-  // [top, height] of the communication of a lane, and of its marked computation.
+  // [top, height] of a lane's communication, and of its marked computation.
   #communication(lane) {
     const i = this.store.laneOf.get(lane.rank);
     const [rows, marks] = [this.#rows(lane) * this.scale, this.#marks(lane) * this.scale];

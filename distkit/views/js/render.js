@@ -30,7 +30,7 @@ function onEnd(model, el, view) {
     if (view.ended || el.querySelector(`${LIVE}, .dk-ended`)) return;
     el.querySelector("figure")?.prepend(h("p", { class: "dk-ended", role: "note" }, KERNEL_ENDED));
   };
-  const observer = new MutationObserver(report); // pending messages of the kernel may still be drawn
+  const observer = new MutationObserver(report); // pending kernel messages may still be drawn
   const ended = () => {
     el.dataset.kernel = "ended";
     view.ended?.();

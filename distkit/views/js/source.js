@@ -157,7 +157,7 @@ export class Source {
       row.classList.add("dk-hot");
   }
 
-  // Adds, below each calling line, the called function and its lines around the pins.
+  // Below each calling line, inserts the lines of the called function around the pins.
   #fold(file) {
     for (const fold of this.window.querySelectorAll(".dk-fold")) fold.remove();
     const called = new Map();

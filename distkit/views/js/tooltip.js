@@ -84,7 +84,7 @@ function totalDuration(bar, others, store) {
   const took = a < 0 ? NaN : store.received[a] - store.sent[a];
   if (Number.isNaN(took)) return ["message", null];
   const [send, recv] = [store.send[a], store.recv[a]].map((i) => store.bar(i).op);
-  return ["message", `${humanSeconds(took)}, from the call of ${send} to the end of ${recv}`];
+  return ["message", `${humanSeconds(took)}, from the start of ${send} to the end of ${recv}`];
 }
 
 function ofArrow(arrow, store) {
@@ -112,7 +112,7 @@ function details(item, store) {
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["GPU", item.gpu],
     ["line", item.where],
-    ["values", hasValues(item) || !store.values.size ? null : "not recorded at this point of a long trace"],
+    ["values", hasValues(item) || !store.values.size ? null : "not recorded at this point in a long trace"],
   ];
 }
 

@@ -17,7 +17,7 @@ MAX_BYTES = 60_000
 
 
 def fitting(drawings: Iterable[str]) -> str:
-    """Return the first picture of at most MAX_BYTES, or the last one."""
+    """Return the first picture of at most MAX_BYTES, or the last one if all are larger."""
     for drawn in drawings:
         if len(drawn.encode()) <= MAX_BYTES:
             break
@@ -77,13 +77,13 @@ def text(x: float, y: float, content: str, color: str, attributes: str = "") -> 
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" {attributes}>{escape(content)}</text>'
 
 
-def heading(x: float, y: float, title: str, facts: str, size: float = 16) -> str:
-    """Return a title followed by facts in gray."""
+def heading(x: float, y: float, title: str, details: str, size: float = 16) -> str:
+    """Return a title followed by details in gray."""
     title_span = (
         f'<tspan fill="{INK}" font-size="{size:g}" font-weight="700">{escape(title)}</tspan>'
     )
-    facts_span = f'<tspan dx="14" fill="{GRAY}">{escape(facts)}</tspan>' if facts else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}">{title_span}{facts_span}</text>'
+    details_span = f'<tspan dx="14" fill="{GRAY}">{escape(details)}</tspan>' if details else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}">{title_span}{details_span}</text>'
 
 
 def line(

@@ -264,7 +264,7 @@ class Table:
             high += 5 + HISTOGRAM_HEIGHT
         fitted = (
             (
-                # all columns of a table name their numbers, or none does
+                # either all columns of a table name their numbers, or none do
                 fitting(o[-1:] if self.column_width < MIN_NAMED else o, self.column_width, 11),
                 style,
             )
@@ -341,9 +341,9 @@ def heat(
 
 
 def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
-    """Return the values with the two or three digits that fit into a cell, and their font size.
+    """Return the values with three digits, or two if three do not fit, and their font size.
 
-    If neither fits, cells have no numbers.
+    If two digits do not fit into a cell either, cells have no numbers.
 
     >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
     ((['0.062', '1'], 9.1), [])
@@ -417,7 +417,7 @@ def bins(values: Iterable[float | str], low: float, high: float) -> list[int]:
 
 
 def span_of(values: Iterable[float | str]) -> tuple[float, float]:
-    """Return the range of all finite values, widened if empty.
+    """Return the range of all finite values, widened if they are all equal.
 
     >>> span_of([2.0, "nan"]), span_of([])
     ((1.5, 2.5), (-1.0, 1.0))

@@ -30,9 +30,10 @@ Point = tuple[float, float]
 
 
 def wait_for_graph(states: Iterable[RankState]) -> Json | None:
-    """Return the wait-for graph as a scene with its styles; None if no rank waits, or too many do.
+    """Return the wait-for graph as a scene with its styles.
 
-    Blocked ranks have dashed circles. Red arrows form a cycle.
+    Blocked ranks have dashed circles. Red arrows form a cycle. The result is None if no rank is
+    blocked, or if the graph would have more than ``MAX_CIRCLES`` circles.
 
     >>> wait_for_graph([RankState(0, RankStatus.RUNNING)]) is None
     True
@@ -68,7 +69,7 @@ def wait_for_graph(states: Iterable[RankState]) -> Json | None:
 
 
 def waits_svg(states: Iterable[RankState]) -> str:
-    """Return the graph as an SVG document; "" if there is none."""
+    """Return the wait-for graph as an SVG document; "" if there is none."""
     graph = wait_for_graph(states)
     if graph is None:
         return ""

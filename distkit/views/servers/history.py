@@ -34,12 +34,12 @@ MAX_NAMES, MAX_WORKERS = 3, 10
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request of ``node`` to a server. Times are in seconds, None if the event did not happen.
+    """A request from ``node`` to a server. Times are in seconds, None if the event did not happen.
 
     ``version`` is the version that a pull returned, or that a push's gradient was computed from.
     A request is ``refused`` if the reply was an error. A gradient is ``dropped`` if it was too late
     for its update. Other gradients stay in the inbox until they are ``applied``. ``nth`` is the
-    number of earlier gradients of the same update. ``awaiting`` contains the nodes that a pull
+    number of earlier gradients in the same update. ``awaiting`` contains the nodes that a pull
     waits for when it arrives.
     """
 
@@ -176,12 +176,12 @@ def _request(s: Span, received: Span | None, reply: Span | None) -> Request:
 def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
     """Yield the servers' updates."""
     for s in spans:
-        facts = s.attributes
-        if s.op is Op.MARK and "version" in facts and roles.get(s.rank) == "server":
+        fields = s.attributes
+        if s.op is Op.MARK and "version" in fields and roles.get(s.rank) == "server":
             server = s.rank if s.peer is None else s.peer  # a backup replaces its peer
-            late = dict(zip(facts.get("workers", ()), facts.get("late", ()), strict=False))
-            server_key = server, key_name(facts["key"])
-            yield Update(server_key, facts["version"], s.start, s.end, late, s.after)
+            late = dict(zip(fields.get("workers", ()), fields.get("late", ()), strict=False))
+            server_key = server, key_name(fields["key"])
+            yield Update(server_key, fields["version"], s.start, s.end, late, s.after)
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
@@ -343,7 +343,10 @@ def _status_intervals(
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """Return how and when nodes ended, by time; a death is placed at the node's last event."""
+    """Return how and when nodes ended, by time.
+
+    A node that died and was not replaced ends at its last event.
+    """
     last = {e.rank: e.time for e in trace.events}
     words = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [

@@ -256,7 +256,7 @@ def opening(run: ServerProjection) -> float:
 
 
 def facts(run: ServerProjection) -> list[str]:
-    """Return the facts next to the title."""
+    """Return the texts next to the title."""
     modes = (clean(r.server_key[1]) for r in run.history.requests if r.span.op is Op.REGISTER)
     known = frame.facts(run.trace.info, len(run.trace.ranks))
     return [*filter(None, dict.fromkeys(modes)), *known]
@@ -281,7 +281,7 @@ def rule_sentence(history: ServerHistory) -> str:
         quorum = count(history.quorum, "gradient")
         return f"An update applies the first {quorum} of a round. Later gradients are not counted."
     return (
-        f"An update applies one gradient of each of the {workers} workers. Gradients are collected "
+        f"An update applies one gradient from each of the {workers} workers. Gradients collect "
         "in the inbox of their key, and pulls wait for the update."
     )
 

@@ -48,12 +48,12 @@ class AllReduce:
 def find_all_reduces(trace: EventLog) -> list[AllReduce]:
     """Return the all-reduces whose messages follow a schedule.
 
-    Messages of a reference implementation or a simulation follow its schedule. Other messages of a
-    group are a ring all-reduce if every member follows the ring's schedule, each chunk has the same
-    size everywhere, and no member forwards a chunk before receiving it. As far as values are
-    recorded, each message of the all-gather must have the values of the previous one, and some
-    messages of the reduce-scatter must differ from it. A ring needs at least three members: two
-    look like ranks that exchange tensors.
+    Messages from a reference implementation or a simulation follow its schedule. Other messages in
+    a group are a ring all-reduce if every member follows the ring's schedule, each chunk has the
+    same size everywhere, and no member forwards a chunk before receiving it. If values are
+    recorded, each forwarded message must equal the received one during the all-gather, and at least
+    one must differ from it during the reduce-scatter. A ring needs at least three members, because
+    two look like ranks that exchange tensors.
 
     >>> find_all_reduces(EventLog())
     []
@@ -150,8 +150,7 @@ class Piece:
     """A chunk of a tensor, or the whole tensor, with its contributing ranks.
 
     The ranks in ``certain`` have contributed; those in ``possible`` may have contributed. Both are
-    empty if unknown. A tensor with the same ``values`` as another one, as far as recorded, is the
-    same piece.
+    empty if unknown. Tensors with the same recorded ``values`` are the same piece.
     """
 
     certain: frozenset[int] = frozenset()

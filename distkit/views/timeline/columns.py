@@ -340,15 +340,15 @@ def category_of(category: Category) -> Json:
     )
 
 
-def _gpu(facts: Mapping[str, Any]) -> str:
+def _gpu(attributes: Mapping[str, Any]) -> str:
     """Return device, stream, GPU time and memory of an operation as text."""
     parts = (
-        str(facts.get("device", "")),
-        f"stream {facts['stream']}" if "stream" in facts else "",
-        f"{human_seconds(facts['device_seconds'])} on the device"
-        if "device_seconds" in facts
+        str(attributes.get("device", "")),
+        f"stream {attributes['stream']}" if "stream" in attributes else "",
+        f"{human_seconds(attributes['device_seconds'])} on the device"
+        if "device_seconds" in attributes
         else "",
-        f"{human_bytes(facts['memory'])} in use" if "memory" in facts else "",
+        f"{human_bytes(attributes['memory'])} in use" if "memory" in attributes else "",
     )
     return " · ".join(filter(None, parts))
 
@@ -382,7 +382,7 @@ def rows(ops: Operations, events: int) -> Ints:
 
     Args:
         ops: the operations.
-        events: the number of their events.
+        events: the total number of events.
     """
     lane = (ops.rank * 2 + ops.mark) * (events + 1)  # offset of each lane
     order = np.argsort(lane + ops.begin)

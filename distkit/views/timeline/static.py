@@ -65,7 +65,7 @@ Box = tuple[float, float, float, float]
 
 
 def to_svg(picture: Json) -> str:
-    """Return the picture of a run as an SVG document of at most 60 kB.
+    """Return the picture of a run as an SVG document, of at most 60 kB if possible.
 
     >>> from distkit.trace.log import EventLog
     >>> from distkit.views.timeline.columns import Columns

@@ -24,7 +24,7 @@ from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.snapshot import NotebookSnapshot
 
-#: Minimum time between updates of a live view, and time to collect events of all ranks [s].
+#: Minimum time between updates of a live view, and time to collect events from all ranks [s].
 PERIOD, GATHER = 0.06, 0.025
 #: Minimum pause between updates, as a multiple of the last update's CPU time; ranks need the CPU.
 PAUSE = 4
@@ -43,7 +43,7 @@ class Live(Protocol):
         """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None], /) -> Callable[[], None]:
-        """Call ``callback`` with all current events, with each new batch, and finally with none.
+        """Call ``callback`` with all current events, each new batch, and finally no events.
 
         The callback may be called from any thread.
 
@@ -53,9 +53,9 @@ class Live(Protocol):
 
 
 class Notifier:
-    """A thread that calls ``act`` soon after a notification, once for a burst of notifications.
+    """A thread that calls ``act`` soon after a notification, once per burst of notifications.
 
-    The pause grows with the processor time of a call, so large pictures are updated less often.
+    The pause grows with the CPU time of a call, so large pictures are updated less often.
 
     Args:
         act: called in the notifier's thread.
@@ -69,7 +69,7 @@ class Notifier:
         threading.Thread(target=self._work, daemon=True).start()
 
     def notify(self, *, now: bool = False) -> None:
-        """Request a call of ``act``, without a pause if ``now``. Thread-safe; never blocks."""
+        """Request a call to ``act``, without a pause if ``now``. Thread-safe; never blocks."""
         if now:
             self._now.set()
         self._due.set()
@@ -201,8 +201,8 @@ class View(anywidget.AnyWidget):
 
         ``title`` replaces the title of the view in this line.
         """
-        own_title, _, facts = repr(self).partition("\n")[0].partition(": ")
-        self._static.fold(f"{type(self).__name__} of {title or own_title}: {facts}")
+        own_title, _, details = repr(self).partition("\n")[0].partition(": ")
+        self._static.fold(f"{type(self).__name__} of {title or own_title}: {details}")
         self.close()
 
     def remove(self) -> None:
