@@ -18,7 +18,7 @@ from distkit._format import human_bytes, human_seconds, round_step
 RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
 #: Parameters of :func:`distkit.inject_faults`, unless the function has parameters of these names.
-NETWORK = {"latency": "seconds of each message", "bandwidth": "bytes per second of each rank"}
+NETWORK = {"latency": "seconds per message", "bandwidth": "bytes per second on each rank"}
 #: Parameters in seconds, shown in milliseconds up to one second; the parameter in bytes per second.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
 #: Parameters on a logarithmic scale: powers of two with units, and powers of ten.
@@ -60,7 +60,7 @@ class Settings:
             )
 
     def complete(self, **changed: Any) -> dict[str, Any]:
-        """Return the values of one run: the controls' values, updated with ``changed``.
+        """Return the values for one run: the controls' values, updated with ``changed``.
 
         Raises:
             TypeError: a parameter is unknown.
@@ -75,7 +75,7 @@ class Settings:
         return {RANKS: self._ranks, **current, **changed}
 
     def product(self, **values: Any) -> list[dict[str, Any]]:
-        """Return the values of many runs: the product of the given lists.
+        """Return the values for many runs: the product of the given lists.
 
         Raises:
             TypeError, ValueError: as in :meth:`complete`, or values are missing.
@@ -124,7 +124,7 @@ class Control:
     choices: tuple[Any, ...] = ()
     scale: float = 1.0  # widget value / parameter value, for another unit
     unit: str = ""
-    owned: bool = True  # False for a widget of the user, which is not modified
+    owned: bool = True  # False for a widget from the user, which is not modified
 
     @property
     def value(self) -> Any:

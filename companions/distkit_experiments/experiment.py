@@ -155,7 +155,7 @@ class Experiment:
 
     - ``ranks=(2, 8)``: number of ranks. Runs with the cluster's number of ranks use that cluster;
       each other run starts its own.
-    - ``straggler=(0, 0.5)``: delay of each communication of the last rank [s], shown in
+    - ``straggler=(0, 0.5)``: delay of each communication call on the last rank [s], shown in
       milliseconds if the range ends at one second or less.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.inject_faults`,
       in seconds and bytes per second, if the function has no such parameter.
@@ -292,9 +292,9 @@ class Experiment:
         """Return one row per run: parameters, measurements, and the numbers that rank 0 returned.
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
-        rank, or a worker with parameter servers, waited for others; the messages and collectives
-        of all ranks; the bytes of all messages, with each collective's largest tensor counted
-        once; and, if steps are marked, their number and duration.
+        rank, or a worker with parameter servers, waited for others; the numbers of messages and
+        collectives on all ranks; the bytes of all messages, with each collective's largest tensor
+        counted once; and, if steps are marked, their number and duration.
         """
         return results.frame(self.records)
 

@@ -249,4 +249,4 @@ def _output_html(printed: list[str]) -> str:
     if not printed:
         return ""
     text = escape("\n".join(printed))
-    return f'<pre tabindex=0 role=log aria-label="output of the ranks">{text}</pre>'
+    return f'<pre tabindex=0 role=log aria-label="output from the ranks">{text}</pre>'

@@ -35,5 +35,5 @@ class Meter:
 
     @property
     def done(self) -> int | None:
-        """The number of steps of the slowest rank; None without steps."""
+        """The smallest number of steps of any rank that has begun one; None without steps."""
         return min(self._done.values(), default=None)

@@ -12,11 +12,11 @@ from distkit.views.timeline.columns import length
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the fraction of time that each rank spends in receives and collectives, or idle.
+    """Return the fraction of time that each rank waits, for example in receives and collectives.
 
-    The time extends from the first start to the last end of any rank; a rank is also idle before
-    its own start and after its own end. For a pipeline with one stage per rank and free messages,
-    the result is (p-1)/(m+p-1).
+    The time extends from the first start to the last end on any rank; a rank also waits before its
+    own start and after its own end. Sends and marks do not count as waiting. For a pipeline with
+    one stage per rank and free messages, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.
@@ -24,10 +24,10 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
             the whole trace.
 
     Returns:
-        The fraction, from 0 to 1, of each rank.
+        The fraction, from 0 to 1, by rank.
 
     Raises:
-        ValueError: a rank has no such mark.
+        ValueError: a rank has no finished mark with this label, or has recorded nothing.
 
     Example:
         >>> from distkit_simulation import Link, Network, pipeline

@@ -42,7 +42,7 @@ class Layout:
         sequence: the number of tokens in a sample, if they are also sharded.
         layers: the number of layers, divided evenly among the stages.
         batch: the number of samples in a step, over all copies.
-        microbatches: the number of micro-batches of each copy.
+        microbatches: the number of micro-batches in each copy.
         schedule: the name of the pipeline schedule.
         chunks: the number of stages on each pipeline rank.
         devices_per_host: the number of devices on a host, a multiple of ``tp``, so that each
@@ -162,7 +162,7 @@ def _violations(layout: Any) -> Iterator[str]:
         ),
         (
             layout.devices_per_host,
-            f"{layout.devices_per_host} devices of a host",
+            f"{layout.devices_per_host} devices on a host",
             layout.tp,
             f"tp = {layout.tp}",
         ),

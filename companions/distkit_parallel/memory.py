@@ -109,7 +109,7 @@ class Transformer:
 
     @classmethod
     def gpt(cls, layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> Transformer:
-        """Create a model like GPT-3, with one embedding and feed-forward layers of four times h.
+        """Create a model like GPT-3, with one embedding and feed-forward layers of width 4h.
 
         >>> round(Transformer.gpt(96, 12288, 96).parameters / 1e9, 1)
         174.6
@@ -118,12 +118,12 @@ class Transformer:
 
     @property
     def embedding(self) -> int:
-        """The number of parameters of one embedding."""
+        """The number of parameters in one embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def layer(self) -> int:
-        """The number of parameters of one layer, in attention and feed-forward."""
+        """The number of parameters in one layer, for attention and feed-forward."""
         h, kv_width = self.hidden, self.hidden * self.kv_heads // self.heads
         return 2 * h * h + 2 * h * kv_width + self.matrices * h * self.inner
 
@@ -191,7 +191,7 @@ class Transformer:
         return factors[recompute] * sequence * batch * self.hidden * self.layers
 
     def largest_stage(self, stages: int) -> float:
-        """Return the number of parameters of a pipeline's first stage, including its embedding.
+        """Return the number of parameters in a pipeline's first stage, including its embedding.
 
         >>> round(2 * LLAMA_3_8B.largest_stage(8) / GIB, 4)
         2.6035

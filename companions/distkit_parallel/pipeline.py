@@ -45,7 +45,7 @@ def pipeline_step(
         stage: this rank's layers. They map a tensor (rows, …) to one with the same number of rows.
         batch: inputs (B, …) and targets (B, …), both on every rank. The first rank reads the
             inputs, and the last rank reads the targets.
-        loss_fn: mean loss of outputs and targets.
+        loss_fn: a function that returns the mean loss of outputs and targets.
         microbatches: m, the number of micro-batches, from 1 to B; it may be smaller than p.
         schedule: "gpipe" or "1f1b".
         group: the process group; None means the default group.
@@ -54,8 +54,8 @@ def pipeline_step(
         The mean loss of the batch, a float64 scalar on every rank.
 
     Raises:
-        ValueError: There are more micro-batches than rows, the schedule is not supported, or the
-            backend is NCCL.
+        ValueError: The numbers of inputs and targets differ, there are more micro-batches than
+            rows, the schedule is not supported, or the backend is NCCL.
         TypeError: A stage does not return a tensor with the same number of rows.
 
     Source:

@@ -14,7 +14,7 @@ def shards(
 ) -> list[dict[str, Any]]:
     """List the shards of each parameter on each rank. All ranks must call it.
 
-    Plain tensors, DTensors of any mesh, models under ``fully_shard``, ranks with different layers,
+    Plain tensors, DTensors on any mesh, models under ``fully_shard``, ranks with different layers,
     and the layers of :mod:`distkit_parallel.tensor_parallel` are supported. Only sizes are sent.
 
     Args:

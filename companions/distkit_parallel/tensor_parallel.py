@@ -54,7 +54,7 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """This rank's rows of a linear layer: Y_r -> Z = Σ_r Y_r·B_r + b.
 
-    Every rank passes different features and receives the same Z. Arguments and source as for
+    Every rank passes different features and receives the same Z. Arguments and source are those of
     :class:`ColumnLinear`.
     """
 

@@ -41,11 +41,11 @@ class Zero:
 
     Args:
         model: the model, with the same weights on every rank.
-        optimizer: a function that creates the optimizer of this rank's parts, such as
+        optimizer: a function that creates the optimizer for this rank's parts, such as
             ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``. Its update must be elementwise.
         stage: 0 shards nothing, like DDP. 1 shards optimizer states, 2 also gradients, and 3 also
             parameters.
-        group: the process group; None for all ranks.
+        group: the process group; None means the default group.
 
     Raises:
         ValueError: the stage is unknown, or two units share a parameter.
@@ -81,7 +81,7 @@ class Zero:
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
-        """Update this rank's parts and gather the parameters."""
+        """Update this rank's parts; in stages 1 and 2, then gather the parameters."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # for parameters unused by the loss
         self.optimizer.step()
@@ -171,7 +171,7 @@ class _Unit:
             self.free()
 
     def share(self) -> None:
-        """Gather ``w`` after the update, in stages 1 and 2."""
+        """Clear the gradient after the update; in stages 1 and 2, also gather ``w``."""
         self.part.grad = None
         if self.stage in (1, 2):
             all_gather_single(self.w, self.part.detach().clone(), group=self.group)

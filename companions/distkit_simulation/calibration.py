@@ -72,7 +72,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         moves: the time of each batch of messages [s], by size [bytes].
         adds: the time of each batch of sums [s], by size [bytes]; used for gamma.
         draws: the number of bootstrap samples.
-        seed: the seed of the bootstrap.
+        seed: the seed for the bootstrap.
 
     Raises:
         ValueError: the messages have fewer than two sizes.
@@ -137,13 +137,14 @@ def calibrate(
     idle machine.
 
     Args:
-        cluster: a :class:`distkit.Cluster` of two or more ranks.
+        cluster: a :class:`distkit.Cluster` with two or more ranks.
         sizes: sizes of messages [bytes], in ascending order.
-        batches: the number of measurements of each size, which alternate between sizes.
+        batches: the number of measurements per size; measurements alternate between sizes.
 
     Raises:
         TypeError: ``cluster`` is not a cluster.
-        ValueError: the cluster has only one rank, or the sizes are too few or too small to fit.
+        ValueError: the cluster has only one rank; the sizes are too few, too small or not
+            ascending; or ``batches`` is less than 1.
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
@@ -174,7 +175,7 @@ def probe(sizes: Sequence[int]) -> Batch:
 
 
 def measure_patterns(nbytes: int) -> dict[str, float]:
-    """Return the time of a message of each pattern, a sum and a call [s], on this rank."""
+    """Return this rank's time for a message in each pattern, for a sum, and for a call [s]."""
     import torch
     import torch.distributed as dist
 

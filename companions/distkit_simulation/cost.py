@@ -49,7 +49,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
         n: the number of ranks.
         nbytes: the size of the tensor [bytes].
         link: the link between any two ranks.
-        options: options of the algorithm's formula.
+        options: options for the algorithm's formula.
 
     Raises:
         ValueError: the algorithm is unknown, the number of ranks is 0, or the size is negative.

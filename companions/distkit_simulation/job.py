@@ -52,7 +52,7 @@ class Machine:
         flops: the peak FLOP/s of a device.
         bandwidth: the peak memory bandwidth of a device [bytes/s].
         memory: the memory of a device [bytes].
-        inside: the link between devices of a host; :func:`.calibrate` measures one.
+        inside: the link between devices on a host; :func:`.calibrate` measures one.
         between: the link between hosts, using all NICs of a host.
         devices: the number of devices on a host.
         matmul: the fraction of ``flops`` that large matrix products reach.
@@ -82,7 +82,7 @@ class Machine:
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link of a ring of ranks ``stride`` apart, while neighboring rings communicate.
+        """Return the link for a ring of ranks ``stride`` apart, while neighbor rings communicate.
 
         A ring within a host uses the inner link. Otherwise, ``stride`` rings, but at most one per
         device, share each host's NICs.
@@ -95,10 +95,10 @@ class Machine:
         )
 
 
-#: NVIDIA's A100 with 80 GB, 8 in a host with 4 InfiniBand NICs of 200 Gbit/s. ``distkit bench
+#: NVIDIA's A100 with 80 GB, 8 per host with 4 InfiniBand NICs of 200 Gbit/s. ``distkit bench
 #: published`` fits the fractions to 21 of vTrain's runs. ``inside`` describes NCCL's ring.
 A100 = Machine("A100", 312e12, 2.0e12, 80e9, Link.of(3e-6, 230e9), Link.of(5e-6, 0.923 * 100e9))
-#: NVIDIA's H100 with 80 GB, 8 in a host with 8 NICs of 400 Gbit/s; fractions as on the A100.
+#: NVIDIA's H100 with 80 GB, 8 per host with 8 NICs of 400 Gbit/s; fractions as for the A100.
 H100 = Machine("H100", 989e12, 3.35e12, 80e9, Link.of(3e-6, 370e9), Link.of(5e-6, 0.923 * 400e9))
 
 
@@ -127,6 +127,7 @@ class Job:
 
     Raises:
         LayoutError: the layout does not divide the model or the batch.
+        ValueError: ``recompute`` or the ZeRO stage is unknown.
 
     Source:
         Narayanan et al., 2021; Korthikanti et al., 2022. The fractions of :class:`Machine` are
@@ -218,7 +219,7 @@ class Job:
 
     @property
     def fits(self) -> bool:
-        """Whether the first pipeline stage, which needs the most memory, fits into a device."""
+        """Whether the first pipeline stage, which needs the most memory, fits on a device."""
         return sum(self.stage_memory(0).values()) <= self.machine.memory
 
     # -- time -----------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class Job:
 
     @cached_property
     def _message(self) -> float:
-        """Seconds per message between two stages; all devices of a host send concurrently."""
+        """Seconds per message between two stages; all devices on a host send concurrently."""
         if self.layout.pp == 1:
             return 0.0
         nbytes = HALF_BYTES * self.sequence * self.micro_batch * self.model.hidden / self.layout.tp
@@ -427,7 +428,7 @@ def search_layouts(
     micro_batches: Sequence[int] = (1, 2, 4, 8),
     **options: Any,
 ) -> Jobs:
-    """Predict a job on every layout of ``devices`` that divides the model and fits, fastest first.
+    """Predict a job for all layouts of ``devices`` that divide the model and fit, fastest first.
 
     Tensor-parallel groups stay within a host; pipelines are the outermost axis, as in Megatron.
 
@@ -438,7 +439,7 @@ def search_layouts(
         batch: the number of samples in a step.
         sequence: the number of tokens in a sample.
         micro_batches: the sizes of micro-batches to try.
-        options: options of :class:`Job`.
+        options: further options for :class:`Job`.
 
     Returns:
         A list of :class:`Job`, which prints as a table; ``plot()`` draws the fastest ones.

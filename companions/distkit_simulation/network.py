@@ -158,12 +158,12 @@ class Network:
 
     @staticmethod
     def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Hosts:
-        """Create hosts of several devices each, with fast links inside and slower ones between.
+        """Create hosts with several devices each, fast links inside, and slower ones between them.
 
         Args:
             hosts: the number of hosts.
             devices: the number of ranks on each host; ranks are numbered host by host.
-            inside: the link between devices of a host.
+            inside: the link between devices on a host.
             between: the link of a host's NIC, in each direction.
         """
         return Hosts(hosts, devices, inside, between)

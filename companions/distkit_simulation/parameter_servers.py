@@ -257,13 +257,13 @@ def parameter_server(
         tensors: the bytes of each parameter array, assigned by :func:`assign_tensors`.
         servers: the number of servers.
         link: the link between workers and servers.
-        compute: the compute time of a step [s], or its distribution.
+        compute: the compute time of a step [s], or a function that draws it.
         steps: the number of steps of each worker.
         staleness: the number of steps by which a worker may be ahead of the slowest worker. 0 is
             synchronous (``dist_sync``), infinity is asynchronous (``dist_async``), and a value in
             between bounds the staleness.
-        stragglers: slow workers.
-        seed: the seed of all random draws.
+        stragglers: workers whose computation is slower; jitter is ignored.
+        seed: the seed for all random draws.
         record: whether to record a trace.
 
     Raises:

@@ -36,7 +36,7 @@ def compare(
 ) -> Figure:
     """Plot time against size for each algorithm, with the lower bound, on logarithmic axes.
 
-    In a notebook it shows a progress bar.
+    In a notebook, a progress bar is shown.
 
     Args:
         n: the number of ranks.
@@ -91,7 +91,7 @@ def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
     from matplotlib.ticker import LogLocator
 
     caption = "lines predicted, dots measured" if has_points else "predicted"
-    axes.set(xlabel="size of the tensor", ylabel="time of an all-reduce")
+    axes.set(xlabel="tensor size", ylabel="all-reduce time")
     axes.set_title(
         f"{n} ranks, {caption}; fastest above the frame", fontsize=10, pad=22, loc="left"
     )

@@ -60,8 +60,9 @@ class Stragglers:
     """Slow ranks and late transfers.
 
     Args:
-        slow: the factor by which the transfers and sums of a rank take longer, by rank. In real
-            clusters, slow ranks stay slow.
+        slow: the factor by which a rank is slower, by rank. :func:`simulate` slows its transfers
+            and sums, and simulations of training slow its computation. In real clusters, slow ranks
+            stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
@@ -125,9 +126,9 @@ class RankClocks:
 
     Args:
         n: the number of ranks.
-        network: the network of the ranks.
+        network: the network that connects the ranks.
         stragglers: slow ranks and late transfers; none by default.
-        seed: the seed of the jitter.
+        seed: the seed for the jitter.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class RankClocks:
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """Begin a collective on each rank at ``start``, or at the end of its previous one."""
+        """Begin a collective on each rank at ``start``, or when its previous one ends, if later."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
         self._clock = np.maximum(self.finish, begin) + self.network.overhead_seconds(nbytes)
         self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed
@@ -321,12 +322,12 @@ def simulate(
             rounds for a number of ranks.
         n: the number of ranks.
         nbytes: the size of the tensor of floats [bytes]; elements are never split.
-        network: the network of the ranks.
+        network: the network that connects the ranks.
         start: the time of each rank's call [s]: a number, or an array of shape (n,).
         stragglers: slow ranks and jitter.
         chunks: the number of chunks of the tensor, if the schedule does not define it.
-        seed: the seed of the jitter; the same seed gives the same trace.
-        options: options of the schedule, such as ``devices_per_host``.
+        seed: the seed for the jitter; the same seed gives the same trace.
+        options: options for the schedule, such as ``devices_per_host``.
 
     Raises:
         TypeError: ``network`` is not a network.

@@ -36,13 +36,13 @@ def pipeline(
         forward: the time of a micro-batch's forward pass on one rank [s], for all its stages.
         backward: the time of its backward pass [s], including gradients of inputs and weights.
         nbytes: the size of the activations between two stages, and of their gradients [bytes].
-        network: the network of the ranks.
+        network: the network that connects the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
         chunks: the number of stages on each rank, if the schedule has several.
         weights: the part of ``backward`` for weight gradients [s], which zero-bubble schedules
             compute separately; half of ``backward`` by default.
         overlap: whether a rank computes while it sends.
-        stragglers: slow ranks.
+        stragglers: ranks whose computation is slower; jitter is ignored.
 
     Raises:
         ValueError: the schedule is unknown, does not fit these numbers, or deadlocks.

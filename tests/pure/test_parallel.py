@@ -34,7 +34,7 @@ from distkit_simulation import Link, Network, pipeline
             {"dp": 4, "batch": 36, "microbatches": 2},
             "a batch of 36 cannot be divided by dp · microbatches = 8",
         ),
-        ({"tp": 16, "devices_per_host": 8}, "8 devices of a host cannot be divided by tp = 16"),
+        ({"tp": 16, "devices_per_host": 8}, "8 devices on a host cannot be divided by tp = 16"),
         (
             {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
             "9 micro-batches on 4 ranks would form 2 groups",

@@ -31,8 +31,8 @@ WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, 
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
-    "Each box is a whole parameter in its proportions; the shard of a rank is colored. Ranks with "
-    "the same shard have copies."
+    "Each box is a whole parameter, in proportion; the rank's shard is colored. Ranks with the "
+    "same shard have copies of it."
 )
 
 
