@@ -1,4 +1,4 @@
-"""Duration and memory of each lesson of the course, and the time to its first picture."""
+"""Duration and memory of each lesson, and the time to the first picture of lesson 1."""
 
 from __future__ import annotations
 

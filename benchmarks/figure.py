@@ -150,10 +150,10 @@ class Report:
         return json.dumps(plain, indent=2)
 
     def __str__(self) -> str:
-        facts = self.machine
+        host = self.machine
         head = (
-            f"{facts['cpus']} cpus, Python {facts['python']}, torch {facts['torch']}, "
-            f"load before {facts['load_before'][0]}"
+            f"{host['cpus']} cpus, Python {host['python']}, torch {host['torch']}, "
+            f"load before {host['load_before'][0]}"
         )
         return "\n\n".join([head, *map(_paragraph, self.figures)])
 

@@ -71,7 +71,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _measure_diagnosis(cluster: Any, case: Any) -> float:
-    """Return the time from the moment the last rank blocks to the error [s]."""
+    """Return the time from the moment the last rank blocks until the error [s]."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)

@@ -1,4 +1,4 @@
-"""Ranks on three hosts of a laboratory, which are Linux namespaces.
+"""Ranks on the three hosts of a laboratory, which are Linux namespaces.
 
 The laboratory's head node runs ``python -m benchmarks.hosts JOB``, which prints JSON.
 """
@@ -179,7 +179,7 @@ def total() -> float:
 
 
 def start_distkit() -> None:
-    """Start a cluster of distkit and run its first all-reduce."""
+    """Start a distkit cluster and run its first all-reduce."""
     began = time.perf_counter()
     import distkit as dk
 

@@ -32,7 +32,7 @@ _FOLDERS = {
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
 }
 
-#: Settings that disable the JupyterLab extensions of test tools, which users do not have.
+#: Settings that disable JupyterLab extensions from test tools, which users do not have.
 _FOREIGN = {
     "config/jupyter_server_config.json": {
         "ServerApp": {

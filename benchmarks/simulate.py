@@ -18,7 +18,7 @@ RANKS, MANY, GPUS = 4096, 1_000_000, 9_600
 GROUPS = (2, 3, 4, 8)
 TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
-#: Numbers of ranks and batch sizes at which the speedup of training is predicted.
+#: Numbers of ranks and batch sizes at which the training speedup is predicted.
 SPEEDUP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 FIGURES = {
@@ -37,7 +37,7 @@ FIGURES = {
         absolute=True,
     ),
     "layouts": Figure(
-        f"search of 256 layouts of a job on {GPUS:,} GPUs", "s", limit=10, target=2, absolute=True
+        f"search over 256 layouts for {GPUS:,} GPUs", "s", limit=10, target=2, absolute=True
     ),
     "error": Figure(
         "error of calibrated predictions over algorithms, sizes and ranks",
@@ -47,7 +47,7 @@ FIGURES = {
         absolute=True,
     ),
     "speedup": Figure(
-        "error of the predicted speedup of training", "%", limit=20, target=10, absolute=True
+        "error of the predicted training speedup", "%", limit=20, target=10, absolute=True
     ),
 }
 
@@ -61,7 +61,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
     for n in GROUPS:
         log(f"simulate: predicting and measuring {n} ranks")
         rows += predict_and_measure(n, TENSORS, reps)
-    log("simulate: predicting and measuring the speedup of training")
+    log("simulate: predicting and measuring the training speedup")
     speedups = dk.simulation.speedups(dk.sweep(parts, **SPEEDUP))
     samples["error"] = _errors(rows)
     samples["speedup"] = _errors([row for row in speedups if row["ranks"] > 1])

@@ -22,7 +22,7 @@ POLLING = "gloo_tcp_loop"
 WARM, STEPS, CALLS, NUMBERS = 50, 300, 1000, 9_000
 
 _PLAIN = "the same without recording"
-_STEP = "step of DDP on the digits, 2 ranks, recorded"
+_STEP = "DDP step on the digits, 2 ranks, recorded"
 
 FIGURES = {
     "step / plain step": Figure(_STEP, "ms", reference=_PLAIN, limit=1.05, target=1.02),

@@ -64,14 +64,10 @@ def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[s
             6,
             3,
         ),
-        _figure("jobs of vTrain, median error", predictions["jobs"], rows.median_error, 6, 4),
-        _figure("jobs of vTrain, largest error", predictions["jobs"], rows.largest_error, 30, 20),
-        _figure(
-            "jobs of Megatron, largest error", predictions["Megatron"], rows.largest_error, 8, 5
-        ),
-        _figure(
-            "memory of Megatron, largest error", predictions["memory"], rows.largest_error, 0, 0
-        ),
+        _figure("vTrain jobs, median error", predictions["jobs"], rows.median_error, 6, 4),
+        _figure("vTrain jobs, largest error", predictions["jobs"], rows.largest_error, 30, 20),
+        _figure("Megatron jobs, largest error", predictions["Megatron"], rows.largest_error, 8, 5),
+        _figure("Megatron memory, largest error", predictions["memory"], rows.largest_error, 0, 0),
     ], details
 
 
