@@ -1,4 +1,4 @@
-"""The doctor's checks, applied to given facts."""
+"""The doctor's checks, applied to given data about machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def healthy(name: str, address: str) -> Json:
-    """The facts of a healthy machine."""
+    """The data about a healthy machine."""
     space = {"size": 8 * GIB, "free": 6 * GIB, "writable": True}
     return {
         "hostname": name,
@@ -37,7 +37,7 @@ ADDRESSES = {HERE: "10.0.0.1", "alpha": "10.0.0.2", "beta": "10.0.0.3", "gamma":
 
 
 def healthy_facts() -> Facts:
-    """The facts of three healthy hosts and this machine."""
+    """The data about three healthy hosts and this machine."""
     names = {HERE: "login", **{host: host for host in ADDRESSES if host != HERE}}
     known = {h: {"addresses": [a]} for h, a in ADDRESSES.items() if h != HERE}
     return Facts(
@@ -73,7 +73,7 @@ def test_healthy_machines_have_no_failures() -> None:
 
 
 def change(**changes: Any) -> Callable[[Json], None]:
-    """Return a function that changes facts of a machine."""
+    """Return a function that changes the data about a machine."""
 
     def apply(machine: Json) -> None:
         for key, value in changes.items():

@@ -36,12 +36,12 @@ def all_reduce(n, **fields):
     return Step(Op.ALL_REDUCE, where=line(n), **fields)
 
 
-def first_finding(*programs, source=LOOP, **facts):
+def first_finding(*programs, source=LOOP, **fields):
     """Return the first finding of a hanging run with a known source."""
     sim = Simulation(list(programs)).run()
     assert sim.stuck
     return diagnose(
-        Trace(live := sim.live(), traces.info(live.info, sources={"a.py": source}, **facts))
+        Trace(live := sim.live(), traces.info(live.info, sources={"a.py": source}, **fields))
     )[0]
 
 
@@ -213,8 +213,8 @@ def test_silent_except_and_no_sync_are_exits():
 
 
 def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, group="world"):
-    facts = tuple((attributes or {}).items())
-    return peer, group, nbytes, shape, dtype, None, "", facts, None
+    pairs = tuple((attributes or {}).items())
+    return peer, group, nbytes, shape, dtype, None, "", pairs, None
 
 
 @pytest.fixture

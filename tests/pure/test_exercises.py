@@ -1,4 +1,4 @@
-"""The judges of exercises: formulas, schedules, and timing on busy machines."""
+"""Judges for exercises: formulas, schedules, and timing on busy machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matplotlib style of distkit."""
+"""distkit's matplotlib style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of runs: access, space and removal."""
+"""Run folders: access, space and removal."""
 
 from __future__ import annotations
 

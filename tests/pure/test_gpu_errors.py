@@ -20,7 +20,7 @@ def spec(folder: Path) -> Spec:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Fake torch.cuda of a working GPU; return the arguments of its calls."""
+    """Fake torch.cuda for a working GPU; return the arguments of the calls to it."""
     made: dict[str, Any] = {}
     for name in ("init", "set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: made.update({name: args}))

@@ -1,4 +1,4 @@
-"""Files of other programs: flight-recorder dumps and Chrome traces, read without running code."""
+"""Files from other programs: flight-recorder dumps and Chrome traces, read without running code."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NS = 1_790_000_000_000_000_000
 Json = dict[str, Any]
 
 
-def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Json:
+def entry(number: int, name: str, state: str = "completed", **fields: Any) -> Json:
     """Return a call as written by the flight recorder."""
     user_frame = {
         "name": "step",
-        "filename": f"/home/me/{facts.pop('file', 'train.py')}",
+        "filename": f"/home/me/{fields.pop('file', 'train.py')}",
         "line": number,
     }
     torch_frame = {"name": name, "filename": "/usr/lib/site-packages/torch/c10d.py", "line": 1}
@@ -55,7 +55,7 @@ def entry(number: int, name: str, state: str = "completed", **facts: Any) -> Jso
         "timeout_ms": 600_000,
         "is_p2p": "->" in name or "<-" in name,
         "frames": [torch_frame, user_frame],
-        **facts,
+        **fields,
     }
 
 

@@ -1,4 +1,4 @@
-"""Connections between processes of one host: nothing is lost, and no node waits for another."""
+"""Connections between processes on one host: nothing is lost, and no node waits for another."""
 
 from __future__ import annotations
 

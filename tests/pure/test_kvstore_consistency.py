@@ -166,7 +166,7 @@ def test_async_continues_and_replacement_starts_with_the_slowest(bound) -> None:
     assert len(store.pull(0)) == 1
 
 
-def test_requests_of_a_dead_worker_are_dropped() -> None:
+def test_requests_from_a_dead_worker_are_dropped() -> None:
     store = AddingStore(Asynchronous())
     leave(store, 1)
     assert store.push(1, 5.0) == []

@@ -71,7 +71,7 @@ def test_each_node_exit_counts_once(reported: bool) -> None:
     assert len(scheduler.handle_departure(1, 1, SIGKILL)) == 2
 
 
-def test_requests_of_an_exited_process_are_ignored() -> None:
+def test_requests_from_an_exited_process_are_ignored() -> None:
     scheduler = complete(on_crash="replace")
     scheduler.handle_departure(1, 0, SIGKILL)
     assert scheduler.handle(Barrier(1, 5, 0)) == []

@@ -1,4 +1,4 @@
-"""Limits of a machine: processors and memory from cgroups, GPUs from nvidia-smi."""
+"""Limits of a machine: CPUs and memory from cgroups, GPUs from nvidia-smi."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def fold(events):
 
 
 def match(operations):
-    """Return the match of each operation: its id, or its position among equal calls of its rank."""
+    """Return the match of each operation: its id, or its position among equal calls on its rank."""
     count, found = Counter(), {}
     for key, (op, _, _, _, peer, group, _, tag, match) in sorted(operations.items()):
         channel = None

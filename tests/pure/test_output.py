@@ -1,4 +1,4 @@
-"""Output of ranks: complete lines, limited in number."""
+"""Output from ranks: complete lines, limited in number."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_blocked_ranks_are_those_with_a_pending_pull(workers, rule, steps) -> No
 
 @settings(max_examples=40)
 @given(st.integers(2, 4), RULES, STEPS, st.sets(st.integers(0, 3)))
-def test_pushes_of_other_ranks_do_not_answer_stuck_ranks(workers, rule, steps, ended) -> None:
+def test_pushes_from_other_ranks_do_not_answer_stuck_ranks(workers, rule, steps, ended) -> None:
     run = play(workers, rule, steps)
     ended = ended & set(range(workers)) - waiting(run).keys()
     graph = WaitForGraph(workers)

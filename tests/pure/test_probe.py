@@ -1,4 +1,4 @@
-"""The doctor's probe: facts about a machine, and messages between machines."""
+"""The doctor's probe: information about a machine, and messages between machines."""
 
 from __future__ import annotations
 

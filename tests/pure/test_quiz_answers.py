@@ -1,4 +1,4 @@
-"""The correct answers of the concept checks, computed from their runs."""
+"""The correct answers to the concept checks, computed from their runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkit_simulation import cost
 from distkit_simulation.network import Link, Network
 from distkit_simulation.simulator import simulate
 
-#: The answers of a lesson, in the order of its questions.
+#: The answers to a lesson's questions, in order.
 Answers = tuple[object, ...]
 ORDINALS = ("the first", "the second", "the third")
 

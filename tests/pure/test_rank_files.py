@@ -1,4 +1,4 @@
-"""Files of attached ranks, written during the run and merged."""
+"""Rank files, which are written during a run and merged."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ NAN = float("nan")
 
 
 def header(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """Return the header of a rank that started at true time ``began`` [s].
-
-    Its clock is ``ahead`` seconds ahead.
-    """
+    """Return a rank's header: it started at true time ``began`` [s]; its clock is ``ahead`` [s]."""
     return {
         "rank": rank,
         "world_size": size,
@@ -93,7 +90,7 @@ def test_truncated_file_is_readable(tmp_path: Path) -> None:
     assert len(rankfile.read(path).rows) == 4
 
 
-def test_full_disk_ends_the_recording_but_not_the_rank(
+def test_full_disk_stops_recording_but_not_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = RankFile(tmp_path / "0.rank", header(0))
@@ -244,7 +241,7 @@ def test_latest_run_in_a_folder_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -> None:
+def test_pid_from_another_namespace_is_not_looked_up(tmp_path: Path, here: bool) -> None:
     """This namespace has a process with the pid of the silent rank."""
     fields = {"clock": rankfile.clock(), "pid": os.getpid()}
     fields |= {"pid_namespace": rankfile.pid_namespace() if here else "another"}
@@ -313,7 +310,7 @@ def test_stale_addresses_after_a_restart_are_explained(tmp_path: Path) -> None:
 
 
 def write_waiting_rank(folder: Path, rank: int, **more) -> Path:
-    """Write the file of a rank that waits for a message of the other rank."""
+    """Write the file of a rank that waits for a message from the other rank."""
     fields = header(rank, **more)
     file = RankFile(folder / f"{rank}.rank", fields)
     file.write_rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
@@ -334,7 +331,7 @@ def test_follow_prints_that_it_waits_for_ranks(
     assert capsys.readouterr().out == ""
 
 
-def test_remote_hang_is_reported_but_not_ended(tmp_path: Path) -> None:
+def test_remote_hang_is_reported_but_ranks_continue(tmp_path: Path) -> None:
     write_waiting_rank(tmp_path, 0)
     write_waiting_rank(tmp_path, 1)
     run = dk.hosts.follow(tmp_path)
@@ -356,10 +353,10 @@ def test_hang_within_the_clock_error_does_not_raise(
     with pytest.raises(TimeoutError, match=r"train\.py is still running"):
         run.wait(0.0)
     assert "running" in repr(run)
-    assert run.findings[0].hang  # as far as known
+    assert run.findings[0].hang  # not certain: the clock offset is unknown
 
 
-def test_ended_ranks_are_reported(tmp_path: Path) -> None:
+def test_outcomes_of_finished_ranks_are_reported(tmp_path: Path) -> None:
     write(tmp_path, header(0), [(Op.BARRIER, 11.0, 12.0)], end="returned")
     file = RankFile(tmp_path / "1.rank", header(1))
     file.note("end", ("raised", "ValueError: on purpose", "/srv/ada/t.py:7", 12.0))

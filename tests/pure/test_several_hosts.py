@@ -1,4 +1,4 @@
-"""Runs on several hosts: hosts of ranks, traffic between hosts, clock errors."""
+"""Runs on several hosts: the ranks' hosts, traffic between hosts, clock errors."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_unrecorded_calls_are_noted() -> None:
 def keyed(picture):
     """Return a picture with its bars and arrows by id, since their order is arbitrary.
 
-    Facts that are known only after the run are omitted.
+    Fields that are known only after the run are omitted.
     """
     ended = ("live", "notices")
     lanes = [{**lane, "waiting": None} for lane in picture["lanes"]]

@@ -44,11 +44,11 @@ def test_call_ends_with_the_device_and_recording_does_not_wait() -> None:
         dist.all_reduce(x, group=group)
         stopped = time.monotonic()
         standin.stop()
-        standin.heard.clear()
+        standin.operators.clear()
         dist.all_reduce(x, group=group)
         recorder.poll()
         assert [p.is_done for p in recorder.in_flight][-1:] == [False]
-        operators, paused = list(standin.heard), time.monotonic() - stopped
+        operators, paused = list(standin.operators), time.monotonic() - stopped
         standin.go()
         return operators, paused
 

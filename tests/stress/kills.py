@@ -153,7 +153,7 @@ while state := sys.stdin.readline().strip():
 
 
 class Kernels:
-    """Runs a kernel, and replaces it after it was killed.
+    """Runs a kernel, and replaces it after it has been killed.
 
     Args:
         temporary: the folder for the kernels' temporary files.

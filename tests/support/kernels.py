@@ -1,4 +1,4 @@
-"""A kernel of a Jupyter server, accessed as a browser does: by HTTP and a websocket."""
+"""A kernel on a Jupyter server, accessed through HTTP and a websocket, as a browser does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request(url: str, token: str, method: str = "GET", body: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of the server at ``url``."""
+    """A kernel on the server at ``url``."""
 
     url: str
     token: str

@@ -1,4 +1,4 @@
-"""Workers, servers and a scheduler as processes; the workers run functions of a test."""
+"""Workers, servers and a scheduler as processes; the workers run functions from a test."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Nodes:
     Args:
         workers: number of workers.
         servers: number of servers.
-        folder: the folder of their sockets.
+        folder: the folder for their sockets.
         others: further fields of all nodes.
     """
 
@@ -136,7 +136,7 @@ class Nodes:
             self.start("worker", i)
 
     def restart_servers(self, record: bool) -> None:
-        """Stop the servers and the scheduler of the last run, and start new ones."""
+        """Stop the servers and the scheduler from the last run, and start new ones."""
         self.end([n for n in self.processes if n >= self.workers])
         for path in Path(self.folder).glob("run-*"):
             path.unlink()

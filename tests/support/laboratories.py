@@ -56,7 +56,7 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
 
 @contextmanager
 def hide_folder(lab: Laboratory, host: str, folder: Path) -> Iterator[None]:
-    """Mount an empty file system over a folder of a host."""
+    """Mount an empty file system over a folder on a host."""
     lab._admin(host, "mount", "-t", "tmpfs", "tmpfs", str(folder))
     yield
     lab._admin(host, "umount", "--lazy", str(folder))
@@ -64,7 +64,7 @@ def hide_folder(lab: Laboratory, host: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def shrink_filesystem(lab: Laboratory, host: str, folder: str) -> Iterator[None]:
-    """Shrink a file system of a host to 512 KiB."""
+    """Shrink a file system on a host to 512 KiB."""
     remount = "mount", "--options-mode=ignore", "-o"
     lab._admin(host, *remount, "remount,size=512k", folder)
     yield

@@ -1,4 +1,4 @@
-"""Recorded runs, and messages of a run and of a schedule in a common form for comparison."""
+"""Recorded runs, and the messages of runs and schedules in a common form for comparison."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _memory: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 _libraries: list[Any] = []
 
 #: The operators that ran on the device, by name.
-heard: list[str] = []
+operators: list[str] = []
 
 _running = threading.Event()
 _running.set()
@@ -122,7 +122,7 @@ def install() -> None:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    heard.append(op.name())
+    operators.append(op.name())
     if op is torch.ops.aten._local_scalar_dense.default:
         _running.wait()
     known: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors on the host and on the device
@@ -142,7 +142,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = tree.tree_map(on_host, (args, kwargs))
     if op is torch.ops.aten._copy_from.default:
         if len(known) == 1 and known[0][0] is args[0] and not (args[2:] and args[2]):
-            heard.append("a copy that waits")
+            operators.append("a copy that waits")
         return args[1].copy_(args[0])
     result = tree.tree_map(on_device, op(*args, **kwargs))
     for host, ours in known:

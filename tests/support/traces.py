@@ -24,11 +24,11 @@ def summary(values: list[float], size: int | None = None) -> Summary:
     return Summary(tuple(values), norm, min(finite), max(finite), size or len(values))
 
 
-def info(known: RunInfo = RunInfo(), **facts: Any) -> RunInfo:  # noqa: B008
+def info(known: RunInfo = RunInfo(), **fields: Any) -> RunInfo:  # noqa: B008
     """Return a RunInfo with these fields, given as plain data or structs."""
-    plain = msgspec.to_builtins(facts, str_keys=True)
+    plain = msgspec.to_builtins(fields, str_keys=True)
     reported = msgspec.convert(plain, RunInfo, str_keys=True)
-    return structs.replace(known, **{name: getattr(reported, name) for name in facts})
+    return structs.replace(known, **{name: getattr(reported, name) for name in fields})
 
 
 class Script:
@@ -51,8 +51,8 @@ class Script:
             add(Event(rank, seq, op, state, at + max(end, begin + 3 * US), **fields, summary=after))
         return self
 
-    def trace(self, **facts) -> Trace:
-        return Trace(self.events, info(**facts))
+    def trace(self, **fields) -> Trace:
+        return Trace(self.events, info(**fields))
 
 
 def gpus() -> Trace:
@@ -263,10 +263,12 @@ def parameter_server(steps: int = 3) -> Trace:
     s, ids = Script(), iter(range(1000))
     scheduler = 4
 
-    def request(op, worker, server, at, wait, *, size, facts, where=""):
+    def request(op, worker, server, at, wait, *, size, attributes, where=""):
         match = f"kv:{worker}:{next(ids)}"
         there, back = at + 0.1 * MS, at + 0.16 * MS + wait
-        big = dict(nbytes=4 * size, shape=(size,), dtype="float32", attributes=facts, match=match)
+        big = dict(
+            nbytes=4 * size, shape=(size,), dtype="float32", attributes=attributes, match=match
+        )
         small = {**big, "nbytes": 24, "shape": (), "dtype": ""}
         sent, received = (big, small) if op is not Op.PULL else (small, big)
         s.op(
@@ -283,7 +285,9 @@ def parameter_server(steps: int = 3) -> Trace:
         return back + 0.1 * MS
 
     for node in range(4):
-        request(Op.REGISTER, node, scheduler, 0.05 * MS * (1 + node), 0.25 * MS, size=0, facts={})
+        request(
+            Op.REGISTER, node, scheduler, 0.05 * MS * (1 + node), 0.25 * MS, size=0, attributes={}
+        )
     clock = [0.9 * MS, 0.95 * MS]
     for step in range(steps):
         for w in (0, 1):
@@ -297,7 +301,7 @@ def parameter_server(steps: int = 3) -> Trace:
                         t,
                         0.02 * MS,
                         size=2048,
-                        facts={"key": key},
+                        attributes={"key": key},
                         where="train.py:21",
                     )
                     + 0.02 * MS
@@ -320,7 +324,7 @@ def parameter_server(steps: int = 3) -> Trace:
                         t,
                         0.05 * MS + 0.02 * MS * step,
                         size=2048,
-                        facts={"key": key},
+                        attributes={"key": key},
                         where="train.py:23",
                     )
                     + 0.02 * MS
@@ -361,9 +365,9 @@ def stores(rounds: int = 1) -> Trace:
     """Rank 0 sets keys; rank 1 gets them, and waits for keys that no rank sets."""
     s = Script()
 
-    def at(rank: int, op: Op, begin: float, end: float | None, **facts: object) -> None:
+    def at(rank: int, op: Op, begin: float, end: float | None, **attributes: object) -> None:
         begin, end = begin * MS, None if end is None else end * MS
-        s.op(rank, op, begin, end, where=f"store.py:{rank + 4}", attributes=facts)
+        s.op(rank, op, begin, end, where=f"store.py:{rank + 4}", attributes=attributes)
 
     for n in range(rounds):
         at(0, Op.STORE_SET, 3 * n + 0.2, 3 * n + 0.9, method="set", keys=("ready",))

@@ -1,4 +1,4 @@
-"""Waiting for conditions, and background processes of tests."""
+"""Waiting for conditions, and background processes for tests."""
 
 from __future__ import annotations
 

@@ -234,11 +234,11 @@ class Stock:
         """Return these reports, updated with the reports in ``newer``.
 
         Raises:
-            ValueError: the reports are of different versions of torch.
+            ValueError: the reports are from different versions of torch.
         """
         if newer.torch != self.torch:
             raise ValueError(
-                f"{SAVED.name} is of torch {self.torch}, and this is torch {newer.torch}: "
+                f"{SAVED.name} is from torch {self.torch}, but this is torch {newer.torch}: "
                 "run --stock for all programs"
             )
         reports = {mode: {**rows, **newer.reports[mode]} for mode, rows in self.reports.items()}

@@ -1,4 +1,4 @@
-"""Many users of one machine run the first lesson concurrently, each with a cluster."""
+"""Many users on one machine run the first lesson concurrently, each with a cluster."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _ssh(lines: str) -> Cause:
     return cause
 
 
-#: A filter for dynamic ports at both ends, which lets replies of ssh pass.
+#: A filter for dynamic ports at both ends, which lets replies from ssh pass.
 DYNAMIC_PORTS = "sport 1024-65534 dport 1024-65534"
 
 
@@ -130,17 +130,17 @@ def _password(lab: Laboratory) -> Sequence[str | Path]:
 
 
 def _administer(host: str | None, command: str) -> Cause:
-    """Return a cause that runs a command as administrator of a host or, if None, of the router."""
+    """Return a cause that runs a command as root on a host or, if None, on the router."""
     return _do(lambda lab: lab._admin(host, *command.split()))
 
 
 def _hide(folder: Path) -> Cause:
-    """Return a cause that mounts an empty file system over a folder of beta."""
+    """Return a cause that mounts an empty file system over a folder on beta."""
     return _administer("beta", f"mount -t tmpfs tmpfs {folder}")
 
 
 def _shrink(folder: str) -> Cause:
-    """Return a cause that shrinks a file system of beta to 512 KiB."""
+    """Return a cause that shrinks a file system on beta to 512 KiB."""
     return _administer("beta", f"mount --options-mode=ignore -o remount,size=512k {folder}")
 
 

@@ -47,7 +47,7 @@ LENGTH = 40
 
 
 class Ended(Message):
-    """The end of a process; it reaches the scheduler after all messages of the process."""
+    """The end of a process; it reaches the scheduler after all messages from the process."""
 
 
 class Network:
@@ -192,7 +192,7 @@ class Schedule:
             del self.unanswered[worker, request.number]
 
     def deliver(self, rng: random.Random, count: int) -> None:
-        """Deliver ``count`` messages of random connections."""
+        """Deliver ``count`` messages on random connections."""
         for _ in range(count):
             if pairs := sorted(self.net.busy):
                 self.net.deliver(rng.choice(pairs))

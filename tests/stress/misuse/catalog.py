@@ -41,7 +41,7 @@ import distkit as dk
 
 @dataclass(frozen=True)
 class Misuse:
-    """A function of rank 1, and the expected outcome.
+    """A function for rank 1, and the expected outcome.
 
     Args:
         fn: the function that rank 1 runs.

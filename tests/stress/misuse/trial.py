@@ -35,7 +35,7 @@ class Trial:
         self._idle = _descendants()
 
     def faults(self, misuse: Misuse) -> list[str]:
-        """Run a misuse on rank 1; return wrong reports, leftovers, and errors of the next run.
+        """Run a misuse on rank 1; return wrong reports, leftovers, and errors from the next run.
 
         A cluster with faults is replaced.
         """
