@@ -279,7 +279,7 @@ class Compare(View):
     the end of a run, in which finished ranks wait, does not count.
 
     Hover over an operation to see the matching operation in the other traces and the difference in
-    time. The n-th operations of a rank with the same name and peer match.
+    time. Operations match if they are the n-th of their rank with the same name and peer.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are

@@ -38,8 +38,8 @@ export class Arrows {
       if (begin > to || end < from || (Number.isNaN(end) && begin < from)) continue;
       if (store.send[a] >= 0 || store.recv[a] >= 0) visible.push(a);
     }
-    const room = (at.right - at.left) / MIN_SPACE;
-    this.many = visible.length > room;
+    const capacity = (at.right - at.left) / MIN_SPACE;
+    this.many = visible.length > capacity;
     const shown = this.many ? this.#thinned(visible) : visible;
     return shown.map((a) => [a, at.path(a)]);
   }

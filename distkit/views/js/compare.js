@@ -61,9 +61,9 @@ export class Compare extends Timeline {
     root.toggleAttribute("data-beside", beside);
     root.style.setProperty("--runs", runs.length);
     const heads = HEADING_HEIGHT * new Set(lanes.map(({ host }) => host)).size;
-    const room = beside ? { height: LANES_HEIGHT - heads, tallest: LANES_HEIGHT - heads } : {};
+    const limits = beside ? { height: LANES_HEIGHT - heads, tallest: LANES_HEIGHT - heads } : {};
     this.sized ??= this.theme;
-    this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL_SIZES, ...room } };
+    this.theme = { ...this.sized, sizes: { ...this.sized.sizes, ...SMALL_SIZES, ...limits } };
     super.frame();
     root.dataset.drawn = this.drawn += 1;
   }

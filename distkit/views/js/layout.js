@@ -18,8 +18,8 @@ export class Layout {
     this.right = width - 14;
     const heights = lanes.map((lane) => 2 * sizes.pad + this.#rows(lane) + this.#marks(lane));
     const all = heights.reduce((sum, height) => sum + height, 0);
-    const room = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
-    const gap = clamp(room / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
+    const spare = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
+    const gap = clamp(spare / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
     const pitches = heights.map((height) => height + gap);
     const tall = all + lanes.length * gap;
     const most = sizes.tallest ?? clamp(34 * lanes.length, FEW_LANES_HEIGHT, 1600);
@@ -193,13 +193,13 @@ export class Layout {
 }
 
 // The scale at which lanes have a total height, given a minimum height per lane.
-function laneScale(pitches, whole, least) {
-  let [rest, room] = [pitches.reduce((sum, pitch) => sum + pitch, 0), whole];
+function laneScale(pitches, height, minimum) {
+  let [remaining, available] = [pitches.reduce((sum, pitch) => sum + pitch, 0), height];
   for (const pitch of [...pitches].sort((a, b) => a - b)) {
-    if (pitch * room >= least * rest) break;
-    [rest, room] = [rest - pitch, room - least];
+    if (pitch * available >= minimum * remaining) break;
+    [remaining, available] = [remaining - pitch, available - minimum];
   }
-  return rest > 1e-6 ? clamp(room / rest, 0, 1) : least / Math.max(1, ...pitches);
+  return remaining > 1e-6 ? clamp(available / remaining, 0, 1) : minimum / Math.max(1, ...pitches);
 }
 
 function segmentDistance(px, py, x1, y1, x2, y2) {

@@ -264,7 +264,7 @@ export class Renderer {
   #fitting() {
     const [{ c, at, style: { font, fg, bg } }, named, inside] = [this, new Map(), new Set()];
     const wide = (t, size) => Object.assign(c, { font: `500 ${size}px ${font}` }).measureText(t).width;
-    const fitting = ({ size, texts }, room) => texts.find((t) => t && wide(t, size) <= room) ?? "";
+    const fitting = ({ size, texts }, available) => texts.find((t) => t && wide(t, size) <= available) ?? "";
     const fitted = this.labels.map((label) => {
       const [from, end, pad] = [Math.max(label.x, at.left), Math.min(label.x + label.width, at.right), Math.min(5, label.width / 6)];
       const text = fitting(label, end - from - 1.6 * pad);

@@ -44,7 +44,7 @@ export class Strips {
     return { bars, thin };
   }
 
-  // The part of each step that a row's bars cover: highlighted bars, their waits, and other bars.
+  // The fraction of each step that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
     const { store, at, renderer: { bright } } = this;
     const [first, last] = at.visibleRange(track);

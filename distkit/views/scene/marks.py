@@ -220,7 +220,7 @@ class Scene:
 def intervals(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
-    """Yield each interval between changes, with the items present in it, oldest first.
+    """Yield each interval between changes in which items are present, with the oldest item first.
 
     An item whose end is None or infinity never disappears.
 

@@ -99,8 +99,8 @@ def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
     return moments
 
 
-def _join(facts: Sequence[str]) -> str:
-    return " · ".join(filter(None, facts))
+def _join(texts: Sequence[str]) -> str:
+    return " · ".join(filter(None, texts))
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
@@ -177,7 +177,7 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 
 
 def to_table(picture: Json) -> str:
-    """Return the text of a picture's stills or opening moment, for terminals."""
+    """Return the text of a picture's panels, stills or opening moment, for terminals."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     lines = [picture["empty"], picture["description"], *_verdict_lines(picture)]
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):

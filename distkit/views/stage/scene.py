@@ -64,7 +64,8 @@ class Field:
     """The geometry of a stage: a card per rank, with a badge and a strip for its tensor.
 
     ``centers`` contains the center of each card. ``card`` is the size of a card, and ``strip`` the
-    size of a strip. With more than ``MAX_STRIPS`` ranks, a card is only a badge of ``radius``.
+    size of a strip. With more than ``MAX_STRIPS`` ranks, or without known contributions, a card is
+    only a badge of ``radius``.
     """
 
     def __init__(self, stage: Stage) -> None:
