@@ -225,7 +225,7 @@ def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
         )
 
 
-#: Number of batches of each rank.
+#: Number of batches on each rank.
 BATCHES = (2, 4, 0)
 
 

@@ -22,7 +22,7 @@ def explain_mistakes(*mistakes: tuple[Answer, str], otherwise: str = "") -> Call
     """Return a function that explains a result if a known wrong formula yields it."""
 
     def why(returned: Any, expected: Any, *case: Any) -> str:
-        found = (words for formula, words in mistakes if same(returned, formula(*case)))
+        found = (text for formula, text in mistakes if same(returned, formula(*case)))
         return next(found, otherwise)
 
     return why
@@ -178,7 +178,7 @@ def _why_ranks(returned: Any, expected: int, compute: float, sync: float) -> str
 
 
 def learning_rate(step: int, base: float, ranks: int, warmup: int) -> float:
-    """From base to R·base in even steps, then constant."""
+    """The rate grows from base to R·base in equal steps, and then stays constant."""
     return base * (1 + (ranks - 1) * min(1.0, step / warmup))
 
 
@@ -511,7 +511,7 @@ TASKS: list[Task] = [
     Task(
         "smallest_ranks",
         "smallest_ranks(compute, sync)",
-        "return the smallest number of ranks that trains faster than one",
+        "return the smallest number of ranks that train faster than one rank",
         "A step computes for compute seconds and then synchronizes for sync seconds, for any "
         "number\nof ranks. Each rank has a different batch.",
         smallest_ranks,
@@ -529,7 +529,7 @@ TASKS: list[Task] = [
     Task(
         "learning_rate",
         "learning_rate(step, base, ranks, warmup)",
-        "return the learning rate of a step by the linear scaling rule with warm-up",
+        "return the learning rate of a step according to the linear scaling rule with warm-up",
         "With R ranks, the full rate is R times base. The rate starts at base in step 0, grows in "
         "equal steps,\nand reaches the full rate in step `warmup`.",
         learning_rate,

@@ -34,7 +34,7 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
-    ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: their number.
+    ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: the number of workers.
     ``waiting``: the workers with an unanswered pull, from which the handler removes those that it
     answers.
     ``inbox``: the gradients of an incomplete round, by worker. ``seen``: the (worker, number) of
@@ -283,8 +283,8 @@ def run_handler(
         answer: the handler.
         sync: whether the server is synchronous.
         workers: the number of workers.
-        messages: for each message, whether it is a pull, its worker, its number, and whether it
-            waits.
+        messages: for each message, whether it is a pull, its worker, its number, and whether a
+            pull waits for its reply.
     """
     server, outputs = Server(sync, workers, torch.zeros(workers * ROUNDS)), list[Any]()
     try:
@@ -434,8 +434,8 @@ def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, time
 
 
 def _missing(step: Step) -> str:
-    who = joined([f"worker {w}" for w in step.missing])
-    return f"{who} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
+    workers = joined([f"worker {w}" for w in step.missing])
+    return f"{workers} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
 
 
 #: Durations of a step and of a pause [s] for which a bound is tried.

@@ -83,7 +83,7 @@ def _explain_decisions(results: list[list[Any]], expected: list[list[Any]]) -> s
 
 
 def _staged(answer: Answer, rank: int, n: int) -> list[float]:
-    """Run the answer with a backend that refuses the tensor itself, as if it were on a GPU."""
+    """Run the answer with a backend that rejects the tensor itself, as if it were on a GPU."""
     x = torch.arange(4) + rank + 1.0
     moves: dict[str, Any] = {
         name: partialmethod(_copied, getattr(Tensor, name)) for name in ("cpu", "to")
@@ -96,7 +96,7 @@ def _staged(answer: Answer, rank: int, n: int) -> list[float]:
 
 
 def _on_the_host(x: Tensor, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function of torch.distributed that refuses x."""
+    """Call a torch.distributed function, but reject x."""
     tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
     if x.untyped_storage().data_ptr() in [t.untyped_storage().data_ptr() for t in tensors]:
         raise WrongAnswer("gloo works on the host here, and x is on the GPU: reduce a copy")

@@ -40,9 +40,9 @@ def script(n: int, name: str, *lines: Line) -> Trace:
     )
 
 
-def with_info(trace: Trace, **facts: Any) -> Trace:
+def with_info(trace: Trace, **fields: Any) -> Trace:
     """Return the trace with some fields of its info replaced, for example by a neutral name."""
-    return Trace(trace.events, structs.replace(trace.info, **facts))
+    return Trace(trace.events, structs.replace(trace.info, **fields))
 
 
 def mark(rank: int, begin: float, end: float, label: str, **fields: Any) -> Line:
@@ -259,7 +259,7 @@ def sharded_step() -> Trace:
 
 
 def central_steps() -> Trace:
-    """Steps of three replicas with the variables on rank 0; in the second step rank 1 raises."""
+    """Steps of three replicas with the variables on rank 0; in the second step rank 1 fails."""
     lines, at = list[Line](), 0.0
     call = partial(collective, dtype="float64")
     for step in range(3):
@@ -302,8 +302,8 @@ def counted_to_the_end() -> Trace:
             if (w, turn) != (dead, 2):
                 reply = full + 1.2 + 0.1 * position
                 lines += _request(Op.PULL, w, begin + 2.2, begin + 3, reply, reply + 0.8)
-        facts = {"key": "w", "version": turn + 1, "workers": workers, "late": (0,) * len(workers)}
-        lines.append((Op.MARK, server, full, full + 1, {"attributes": facts}))
+        update = {"key": "w", "version": turn + 1, "workers": workers, "late": (0,) * len(workers)}
+        lines.append((Op.MARK, server, full, full + 1, {"attributes": update}))
         at = full + 3
     trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
@@ -447,7 +447,7 @@ def eager_and_compiled() -> Trace:
 
 
 def scheduled_functions() -> Trace:
-    """Seven functions on two workers; one dies and is replaced, and its function runs again."""
+    """Seven functions on two workers; one worker is replaced, and its function runs again."""
     died, final = 68.0, (State.COMPLETED, State.FAILED)
     fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6))]
     others = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died), (1, 4, died + 26, died + 40)]
@@ -458,8 +458,8 @@ def scheduled_functions() -> Trace:
         lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
         if n not in applied:
             applied.append(n)
-            facts = {"key": "w", "version": len(applied), "workers": (worker,), "late": (0,)}
-            lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": facts}))
+            update = {"key": "w", "version": len(applied), "workers": (worker,), "late": (0,)}
+            lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": update}))
     lines += [mark(2, died, died + 24, "replaced: it was killed")]
     lines += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)
     trace = script(4, "seven functions", *sorted(lines, key=lambda one: one[2]))
