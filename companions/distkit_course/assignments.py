@@ -66,7 +66,7 @@ def write(folder: Path, lessons: Iterable[str] = (), exercises: Iterable[str] = 
 
 
 def notebook(lesson: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the assignment of a lesson's exercises, in nbformat 4.5."""
+    """Return the assignment for a lesson's exercises, in nbformat 4.5."""
     cells = [_cell("markdown", f"title-{lesson}", f"# Exercises: {lesson}", locked=True)]
     for name in names:
         cells += _task_cells(TASKS[name]) if name in TASKS else _question_cells(QUESTIONS[name])

@@ -25,8 +25,8 @@ Expected = Callable[[int, int, int], Tensor]
 #: The values of a rank after a call, and the values of the returned tensor, if any.
 Outcome = tuple[list[float], list[float] | None]
 
-#: World sizes and lengths to test, including odd numbers and fewer elements than ranks. One rank is
-#: tested last, because more ranks show mistakes more clearly.
+#: World sizes and lengths to test, including odd numbers and fewer elements than ranks. A
+#: single rank is tested last, because more ranks show mistakes more clearly.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
 #: World size and length (elements of four bytes) for counts of messages, bytes and rounds.
@@ -93,7 +93,7 @@ class CollectiveTrial:
         return final != initial or bool(trace.messages)
 
     def _costs(self, trace: Trace) -> Iterator[Criterion]:
-        """Compare messages, bytes and rounds with the algorithm's messages, bytes and rounds."""
+        """Compare messages, bytes and rounds with those of the algorithm."""
         best, sent = self.algorithm, measured(trace)
         size = 4 * LENGTH * (N if self.parts else 1)
         required = traffic(best.schedule(N), N, size, best.chunks(N), itemsize=4)

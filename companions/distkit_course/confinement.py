@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 import psutil
 
-#: Limits of each rank: CPU and wall time [s], memory and file size [bytes], printed characters, and
-#: processes in addition to the user's existing ones. (Linux does not count the processes of root.)
+#: Limits for each rank: CPU and wall time [s], memory and file size [bytes], printed characters,
+#: and processes in addition to the user's existing ones. (Linux does not limit root's processes.)
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
 #: Memory limit of the judge process, in addition to its initial use [bytes].

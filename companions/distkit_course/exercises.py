@@ -1,4 +1,4 @@
-"""Exercises with hints and solutions; answers are checked on real ranks or servers.
+"""Exercises with hints and solutions; answers run on real ranks and are checked.
 
 Example::
 
@@ -9,7 +9,7 @@ Example::
     dk.check.ring_all_reduce(answer)      # checks results, messages and bytes
     dk.hint.ring_all_reduce()             # shows the next hint
     dk.solution.ring_all_reduce()         # shows a solution
-    dk.solution.too_short()               # shows sample answers of a free-text question
+    dk.solution.too_short()               # shows sample answers to a free-text question
 
 ``dk.check`` lists the exercises.
 """

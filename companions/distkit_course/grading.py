@@ -118,7 +118,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
 
     Args:
         submissions: notebooks or Python files.
-        folder: the folder of the reports.
+        folder: the folder for the reports.
         names: names of exercises; if empty, the exercises of each submission.
 
     Raises:
@@ -145,7 +145,7 @@ def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
     """Judge a submission; if a judge dies in an exercise, start another judge for the others."""
     pending = [*names]
     while True:
-        current, read_error = "", "its judge exited while reading it"
+        current, read_error = "", "the judge exited while reading the submission"
         for kind, content in _judge_messages(submission, pending):
             match kind:
                 case "unreadable":

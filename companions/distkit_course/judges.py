@@ -84,7 +84,7 @@ def run_answer(
 
     Raises:
         NotAttempted: the answer is a stub.
-        WrongAnswer: the run failed.
+        WrongAnswer: the run failed or caused a warning, or its results cannot be decoded.
     """
     wrapper = partial(_run_confined, program, *arguments)
     wrapper.__name__ = name_of(answer)  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ class Calls:
     Args:
         solution: the correct function.
         cases: the arguments of each call, simple ones first.
-        why: a function that explains common causes.
+        why: a function that explains common mistakes.
         note: follows the text of correct results, as in ": 3 ranks fit".
     """
 
@@ -347,7 +347,7 @@ _COUNTED = {
 
 
 def measured(trace: Trace) -> dict[str, int]:
-    """Return the maximum per rank of messages, bytes, rounds and collective calls."""
+    """Return the number of rounds, and the maximum per rank of messages, bytes and collectives."""
     columns = Columns(trace)
     messages, nbytes = (int(sent.max(initial=0)) for sent in columns.sent)
     calls = [s.rank for s in trace.spans if s.op in events.COLLECTIVES]
@@ -401,10 +401,10 @@ class FasterThan:
 def time_criterion(
     pairs: Sequence[tuple[float, float]], ratio: float, busy: bool, why: str = ""
 ) -> Criterion:
-    """Return the criterion of the answer's time.
+    """Return the criterion for the answer's time.
 
     Args:
-        pairs: the time of the answer and of the naive program on the slowest rank [s].
+        pairs: the times of the answer and of the naive program on the slowest rank [s].
         ratio: the required speedup.
         busy: whether other processes use the machine.
         why: the usual cause of a slow answer.

@@ -1,7 +1,7 @@
-"""The judge process of one submission.
+"""The judge process for one submission.
 
-The submission's functions run on ranks, which send plain values to the judge process. It sends the
-rows of the report to the grading process.
+The submission's functions run on ranks, which send plain values to the judge process. The judge
+process sends the rows of the report to the grading process.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: ""}
 _COLORS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
-#: Maximum relative differences of close and of exact guesses.
+#: Maximum relative difference of a close guess, and of an exact one.
 NEAR, EXACT = 0.1, 1e-9
 #: Names of ratios.
 _RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}

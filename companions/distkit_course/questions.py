@@ -1,7 +1,7 @@
 """The free-text questions of the lessons, and the exercises of each lesson.
 
 ``questions.md`` has a heading for each lesson, followed by the names of its checked exercises and
-its questions. Each question has a hint and sample answers of three levels.
+its questions. Each question has a hint and sample answers at three levels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Question:
 
     @property
     def answers(self) -> str:
-        """The sample answers of all levels."""
+        """The sample answers at all levels."""
         return "\n\n".join(f"{level}: {getattr(self, level)}" for level in LEVELS)
 
 

@@ -136,7 +136,7 @@ class Task:
         name: the name in ``dk.check.NAME``.
         signature: the function's name and parameters.
         goal: the task of the function, in one sentence.
-        details: facts needed to write the function.
+        details: additional information about the parameters and the result.
         solution: an answer that passes.
         hints: hints, the vaguest first.
         trial: the test of a function that has the right number of parameters.
