@@ -21,7 +21,7 @@ from distkit.recording import recorder
 
 
 class LeaveFunction(BaseException):
-    """Makes a rank leave its function as if it had returned."""
+    """Raised to end a rank's function as if it had returned."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Faults:
 
 
 class FaultInjector:
-    """Injects the faults of one rank in one run, when called before each communication."""
+    """Injects one rank's faults in one run; call it before each communication operation."""
 
     def __init__(self, faults: Faults, rank: int) -> None:
         self._faults, self._rank, self._calls = faults, rank, 0
 
     def __call__(self, op: Op, nbytes: int) -> None:
-        """Inject the faults due before the next communication."""
+        """Inject the faults due before the next communication operation."""
         plan, rank = self._faults, self._rank
         if self._calls == plan.kill.get(rank):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -69,9 +69,9 @@ class FaultInjector:
         if n is None:
             return []
         return [
-            f"dk.inject_faults(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} made "
-            f"only {count(self._calls, 'communication')}, and the fault occurs before its "
-            f"{ordinal(n + 1)}. Pass a smaller number, or run more communications."
+            f"dk.inject_faults(kill={{{self._rank}: {n}}}) had no effect: rank {self._rank} ran "
+            f"only {count(self._calls, 'communication operation')}, and the fault occurs before "
+            f"its {ordinal(n + 1)}. Pass a smaller number, or run more communication operations."
         ]
 
 
@@ -86,16 +86,19 @@ def inject_faults(
     """Inject faults into every run that starts inside the ``with`` block.
 
     The sender of a message and every member of a collective pay the cost of the link: the rank is
-    busy for ``latency + nbytes / bandwidth`` seconds before the communication starts.
+    busy for ``latency + nbytes / bandwidth`` seconds before the operation starts.
 
     Each request of a KVStore (``init``, ``push``, ``pull``, ``barrier``, ``set_optimizer``; a
-    ``pushpull`` is two) counts as one communication of its worker, with the bytes of all its keys.
+    ``pushpull`` is two) counts as one communication operation of its worker, with the bytes of all
+    its keys.
 
     Args:
-        delay: ``{rank: seconds}`` to delay each communication of the rank, as a straggler.
+        delay: ``{rank: seconds}`` to delay each communication operation of the rank, as a
+            straggler.
         latency: seconds added to each message and each collective.
         bandwidth: bytes per second of a link, or None for no limit.
-        kill: ``{rank: n}`` kills the rank's process before its (n + 1)-th communication.
+        kill: ``{rank: n}`` kills the rank's process before its (n + 1)-th communication
+            operation.
 
     Raises:
         ValueError: a value is out of range or not a number.
@@ -124,7 +127,7 @@ def inject_faults(
         _current.remove(plan)
 
 
-#: The faults of the enclosing ``with`` blocks, innermost last; outside of them there are none.
+#: The faults of the enclosing ``with`` blocks, innermost last; without one, there are no faults.
 _current = [Faults()]
 
 
@@ -144,22 +147,23 @@ def _check(plan: Faults) -> None:
     for name, value in (("delay", plan.delay), ("kill", plan.kill)):
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"dk.inject_faults({name}={value!r}) needs a rank: pass {{2: {value!r}}}."
+                f"dk.inject_faults({name}={value!r}) does not name a rank. Pass {{2: {value!r}}}."
             )
         if invalid := [key for key in value if not isinstance(key, Integral)]:
             raise ValueError(
                 f"dk.inject_faults({name}=…) got {invalid[0]!r}. Pass the number of a rank, or of "
                 f"a worker if there are servers: {{1: {value[invalid[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
-    steps = [*plan.kill.values()]
-    if any(not isinstance(n, int) or n < 0 for n in steps):
+    if counts := [n for n in plan.kill.values() if not isinstance(n, int) or n < 0]:
         raise ValueError(
-            f"dk.inject_faults expects numbers of communications ≥ 0, such as {{rank: 3}}, "
-            f"not {steps}."
+            f"dk.inject_faults(kill=…) expects integers ≥ 0, such as {{1: 3}}, not {counts}."
         )
     seconds = [plan.latency, *plan.delay.values()]
-    if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in seconds):
-        raise ValueError(f"dk.inject_faults expects seconds ≥ 0, not {seconds}.")
+    if wrong := [x for x in seconds if not isinstance(x, (int, float)) or not 0 <= x < math.inf]:
+        raise ValueError(
+            "dk.inject_faults expects finite numbers of seconds ≥ 0 for latency and delay, "
+            f"not {wrong}."
+        )
     if not (isinstance(plan.bandwidth, (int, float)) and plan.bandwidth > 0):
         raise ValueError(
             f"dk.inject_faults expects a bandwidth > 0 in bytes per second, not {plan.bandwidth}."

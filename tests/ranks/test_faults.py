@@ -105,15 +105,15 @@ def test_faults_on_unknown_ranks_raise(options: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delay": {0: -1}}, "expects seconds"),
-        ({"delay": {0: "long"}}, "expects seconds"),
-        ({"latency": math.nan}, "expects seconds"),
-        ({"latency": math.inf}, "expects seconds"),
+        ({"delay": {0: -1}}, r"expects finite numbers of seconds .*, not \[-1\]"),
+        ({"delay": {0: "long"}}, "expects finite numbers of seconds"),
+        ({"latency": math.nan}, "expects finite numbers of seconds"),
+        ({"latency": math.inf}, "expects finite numbers of seconds"),
         ({"bandwidth": 0}, "bytes per second"),
         ({"bandwidth": -1.0}, "bytes per second"),
         ({"bandwidth": math.nan}, "bytes per second"),
-        ({"kill": {0: -1}}, "expects numbers of communications"),
-        ({"kill": {0: 1.5}}, "expects numbers of communications"),
+        ({"kill": {0: -1}}, r"kill=…\) expects integers ≥ 0"),
+        ({"kill": {0: 1.5}}, r"kill=…\) expects integers ≥ 0"),
         ({"bandwidth": "slow"}, "bytes per second"),
         ({"delay": {"0": 1, 7: 1}}, "got '0'"),
         ({"delay": {7: 1}}, "names rank 7"),
@@ -125,7 +125,7 @@ def test_invalid_faults_raise(options: dict[str, Any], message: str) -> None:
 
 
 def test_unused_fault_is_reported() -> None:
-    message = r"kill=\{1: 2\}\) had no effect: rank 1 made only 2 .* its 3rd"
+    message = r"kill=\{1: 2\}\) had no effect: rank 1 ran only 2 .* its 3rd"
 
     def twice() -> None:
         dist.barrier()
