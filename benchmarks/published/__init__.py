@@ -101,5 +101,5 @@ def _line(row: Row) -> str:
     """Format a row: prediction, published number, whether it was fitted, and error."""
     return (
         f"{row.table}, {row.case}: {row.predicted:.4g} for {row.published:.4g} {row.unit}, "
-        f"{'fitted' if row.fitted else 'scored'}, {100 * row.error:+.1f} %"
+        f"{'fitted' if row.fitted else 'scored'}, {100 * row.error:+.1f}%"
     )

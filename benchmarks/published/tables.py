@@ -208,7 +208,7 @@ NOT_PREDICTED = {
     "allow 22 µs (LL) to 123 µs (Simple)",
     "10 Gb/s Ethernet lines of MG-WFBP": "they exceed the wire's bandwidth",
     "Summit, double binary trees": "published as a plot only",
-    "Horovod over TCP; its 50 % of a parameter server": "servers and TCP streams are not stated",
+    "Horovod over TCP; its 50% of a parameter server": "servers and TCP streams are not stated",
     "DDP's gains from overlap": "shares of step times that are not stated",
     "BytePS's gains": "the number of CPU machines is not stated; its formula is tested exactly",
     "MLPerf, Tencent, Sony, DAWNBench": "times to train, which mix in epochs",

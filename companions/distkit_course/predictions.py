@@ -54,7 +54,7 @@ _TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 class Comparison:
     """The comparison of a guess with the answer. It is true if the guess is right.
 
-    ``status`` is "pass", "close" (a number within 10 %), "fail" or "unknown" (no guess).
+    ``status`` is "pass", "close" (a number within 10%), "fail" or "unknown" (no guess).
     """
 
     question: str
@@ -191,7 +191,7 @@ class Prediction(StaticForm):
             verdict = _compare_numbers(_best_reading(self.guess, actual), actual)
         guess, answer = (
             None if self.guess is None else _format(self.guess),
-            f"{_format(actual)} {unit}".rstrip(),
+            f"{_format(actual)} {unit}".replace(" %", "%").rstrip(),
         )
         self._answer, self._note = Comparison(self.question, guess, answer, *verdict), ""
         self._refresh()
@@ -475,4 +475,4 @@ def _difference(guess: float, actual: float) -> str:
     if not actual:
         return f"{_format(distance)} {'above' if above else 'below'} the answer"
     percent = 100 * distance / abs(actual)
-    return f"{_format(percent)} % {'more' if above else 'less'} than the answer"
+    return f"{_format(percent)}% {'more' if above else 'less'} than the answer"

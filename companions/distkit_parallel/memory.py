@@ -129,7 +129,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """The number of all parameters, except the parameters of norms (less than 0.01 %)."""
+        """The number of all parameters, except the parameters of norms (less than 0.01%)."""
         return self.embeddings * self.embedding + self.layers * self.layer
 
     def activations(

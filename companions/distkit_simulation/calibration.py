@@ -52,7 +52,7 @@ def interpolate(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fit:
-    """A link, with 95 % confidence intervals of its alpha and beta."""
+    """A link, with 95% confidence intervals of its alpha and beta."""
 
     link: Link
     alpha: tuple[float, float]

@@ -373,13 +373,13 @@ class Job:
     def __repr__(self) -> str:
         first_stage, total = self.stage_memory(0), self.seconds
         memory = ", ".join(f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in first_stage.items())
-        rows = [(k, human_seconds(x), f"{100 * x / total:.1f} %") for k, x in self.parts.items()]
+        rows = [(k, human_seconds(x), f"{100 * x / total:.1f}%") for k, x in self.parts.items()]
         return "\n".join(
             [
                 f"{self.model.parameters / 1e9:.1f} billion parameters on {self.layout.size:,} "
                 f"{self.machine.name}: {self.title}, {self.schedule}, recompute {self.recompute}",
                 f"{human_seconds(total)} per step, {self.tokens_per_second:,.0f} tokens/s, "
-                f"{100 * self.utilization:.1f} % of peak FLOP/s",
+                f"{100 * self.utilization:.1f}% of peak FLOP/s",
                 *(f"  {line}" for line in aligned(rows)),
                 f"{sum(first_stage.values()) / GIB:.1f} GiB per GPU: {memory}",
             ]
@@ -391,8 +391,7 @@ class Jobs(list[Job]):
 
     def __repr__(self) -> str:
         cells = [
-            (job.title, human_seconds(job.seconds), f"{100 * job.utilization:.1f} %")
-            for job in self
+            (job.title, human_seconds(job.seconds), f"{100 * job.utilization:.1f}%") for job in self
         ]
         return "\n".join(aligned(cells)) or "no layout fits"
 

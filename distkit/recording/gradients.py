@@ -13,7 +13,7 @@ attributes           before (STARTED)                after (COMPLETED)
 
 The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
 mean bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
-difference of the weights, to within about 20 %.
+difference of the weights, to within about 20%.
 """
 
 from __future__ import annotations

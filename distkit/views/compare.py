@@ -118,7 +118,7 @@ def _rows(sides: Sequence[Side]) -> Iterator[Json]:
             None if key in MESSAGE_FIGURES and side.has_hidden_messages else side.figures[key]
             for side in sides
         ]
-        repeated = key == "busy" and len({*values}) == 1  # such as 100 % in simulated runs
+        repeated = key == "busy" and len({*values}) == 1  # such as 100% in simulated runs
         if key in ("seconds", "messages") or (
             sum(v not in (0, None) for v in values) > (key == "collective_bytes") and not repeated
         ):
@@ -204,7 +204,7 @@ def figure(value: float | None, unit: str) -> str:
     """Format a value with its unit.
 
     >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
-    ('250 ms', '4 KiB', '25 %', '–')
+    ('250 ms', '4 KiB', '25%', '–')
     """
     return "–" if value is None else _UNITS[unit](value)
 
@@ -212,7 +212,7 @@ def figure(value: float | None, unit: str) -> str:
 _UNITS: dict[str, Callable[[float], str]] = {
     "s": human_seconds,
     "B": human_bytes,
-    "%": lambda part: f"{100 * part:.0f} %",
+    "%": lambda part: f"{100 * part:.0f}%",
     "n": "{:,}".format,
 }
 

@@ -226,7 +226,7 @@ def function_sizes(path: Path) -> Iterator[tuple[int, str]]:
 def test_functions_are_short() -> None:
     found = sorted(chain.from_iterable(map(function_sizes, MODULES)))
     tenths = quantiles([size for size, _ in found], n=10)
-    assert (tenths[4] <= 5, tenths[8] <= 12) == (True, True), f"median, 90 %: {tenths}"
+    assert (tenths[4] <= 5, tenths[8] <= 12) == (True, True), f"median, 90%: {tenths}"
     assert not [(size, name) for size, name in found if size > 39]
 
 

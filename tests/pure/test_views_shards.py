@@ -147,7 +147,7 @@ def test_piece_is_drawn_at_its_offset() -> None:
 
 def test_shards_of_all_ranks_add_up() -> None:
     drawing = ShardMap(NETS["two"])._svg()  # 24 of 48 and 8 of 8
-    assert drawing.count("57.1 %") == 2 and "rank 1 has 32 of 56 values" in drawing
+    assert drawing.count("57.1%") == 2 and "rank 1 has 32 of 56 values" in drawing
 
 
 def test_other_objects_raise() -> None:

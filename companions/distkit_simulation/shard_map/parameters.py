@@ -123,7 +123,7 @@ class Renderer:
                 size(p) for parameter in members for p in parameter["shards"] if p["rank"] == rank
             )
             values = f"{n:,}"
-            share = f"{n / total:.1%}".replace(".0%", "%").replace("%", " %")
+            share = f"{n / total:.1%}".replace(".0%", "%")
             fits = text_width(f"{values} {share}", 11) < self.column_width
             self.scene.add(
                 self._x(rank),

@@ -60,7 +60,7 @@ def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 
 
     The bound is valid for up to eight segments, because no rank has more than four messages and two
     reductions in a round. With many more segments, ranks in different rounds wait for each other,
-    and the time is up to 50 % longer. Sanders, Speck & Träff, 2009.
+    and the time is up to 50% longer. Sanders, Speck & Träff, 2009.
     """
     s = at_least(1, segments=segments)
     round_seconds = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma

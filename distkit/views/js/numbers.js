@@ -3,7 +3,7 @@
 export const short = (x) => (Math.abs(x) >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 export const grouped = (n) => n.toLocaleString("en");
 export const plural = (n, noun) => `${grouped(n)} ${noun}${n === 1 ? "" : "s"}`;
-export const percent = (part) => `${Math.round(100 * part)} %`;
+export const percent = (part) => `${Math.round(100 * part)}%`;
 
 export function humanBytes(n) {
   let unit = 0;

@@ -183,7 +183,7 @@ _HALO: dict[str, str | float] = {
     "stroke-linejoin": "round",
 }
 #: SVG presentation attributes of marks, by class. The page defines the colors ink, paper, muted
-#: and warning; "ink 5" is 5 % ink on paper. "rank" is the rank's color, and "label" is legible on
+#: and warning; "ink 5" is 5% ink on paper. "rank" is the rank's color, and "label" is legible on
 #: it. "trace" is the color of a compared run; "positive", "negative" and "zero" are for values.
 MARKS: dict[str, dict[str, str | float]] = {
     # areas

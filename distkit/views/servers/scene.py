@@ -439,7 +439,7 @@ class _Renderer:
                 text(run.names[w], "small", x=LEFT - 8, y=11, anchor="end"),
                 # the color of its waits
                 rect(8, BAR_HEIGHT, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),
-                text(f"waits {100 * waited / (RIGHT - LEFT):.0f} %", "small", x=RIGHT + 20, y=11),
+                text(f"waits {100 * waited / (RIGHT - LEFT):.0f}%", "small", x=RIGHT + 20, y=11),
                 title(f"{run.names[w]}: solid: waits for others, faint: computes"),
                 path(bars["waits"], "own", lane=self._lane(w)),
                 path(bars["works"], "works", lane=self._lane(w)),
