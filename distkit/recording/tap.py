@@ -93,7 +93,7 @@ class Tap:
     """
 
     def __init__(self) -> None:
-        #: Called before a communication is passed to the backend; a callback may block or raise.
+        #: Called before an operation is passed to the backend; a callback may block or raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
         #: process computes on a GPU.

@@ -152,7 +152,7 @@ class Following(Run):
         return self
 
     def step(self) -> Stepper:
-        """Pause each rank before its next communication and return a stepper.
+        """Pause each rank before its next communication call and return a stepper.
 
         Time limits of the program still apply. ``stepper.resume_all()`` or the exit of this kernel
         resumes the ranks; ``stepper.stop()`` terminates them.
@@ -354,7 +354,7 @@ class SocketControl(RankController):
         self._send(ranks, "go", count)
 
     def step(self) -> None:
-        """Pause all ranks before each communication."""
+        """Pause all ranks before each communication call."""
         self._send(self._channels, "step", None)
 
     def release(self, ranks: Iterable[int]) -> None:

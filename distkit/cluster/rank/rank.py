@@ -302,14 +302,14 @@ class Rank:
 
 
 class Gate:
-    """Semaphore that blocks a rank before each communication until it gets a permit.
+    """Semaphore that blocks a rank before each communication call until it gets a permit.
 
     The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Another
     thread adds permits, since the main thread waits. The operation of a waiting rank is
     *scheduled* but not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
     interprets.
 
-    ``on_wait`` is called before a communication waits.
+    ``on_wait`` is called before a communication call waits.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ class Conductor:
         number: number of the run; messages from other runs are ignored.
         ranks: the participating ranks.
         info: metadata of the cluster, for the trace.
-        stepped: whether every rank pauses before each communication.
+        stepped: whether every rank pauses before each communication call.
         wait_forever: whether the run continues when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
         conclusion: clause about the cluster after the run, for error messages.

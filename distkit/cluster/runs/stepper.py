@@ -45,10 +45,10 @@ class Moment:
 
 
 class Stepper:
-    """A run whose ranks pause before each communication until they are resumed.
+    """A run whose ranks pause before each communication call until they are resumed.
 
-    It steps through any program, including DDP, because a rank pauses where torch passes a
-    communication to the backend. A worker of a parameter server pauses before each call of its
+    It steps through any program, including DDP, because a rank pauses where torch passes an
+    operation to the backend. A worker of a parameter server pauses before each call of its
     KVStore, for any number of keys. A push has arrived at the end of its step, so workers that are
     stepped one after the other reach the servers in this order. Times in the trace exclude the
     pauses.
@@ -88,7 +88,7 @@ class Stepper:
     # -- stepping -------------------------------------------------------------------
 
     def next(self, rank: int | None = None) -> Stepper:
-        """Execute the next communication of every paused rank, or of one rank.
+        """Execute the next communication call of every paused rank, or of one rank.
 
         Returns when each rank is paused again, blocked or finished. While looking back,
         ``next()`` moves one moment forward instead.
