@@ -1,4 +1,4 @@
-"""Theme changes in JupyterLab with open views, visible or scrolled away."""
+"""Open views follow JupyterLab's theme, whether visible or scrolled out of view."""
 
 from __future__ import annotations
 
@@ -51,23 +51,24 @@ VIEWS = (
 )
 END = "stepper.stop(); cluster.stop()"
 
-#: The views that use the theme's colors: all except the card. The experiment creates its timeline
-#: when the tab is opened.
-THEMED_VIEWS = 8
+#: Minimum number of views with the theme's colors. The card has none, and the experiment creates
+#: its timeline only when its tab is opened.
+MIN_THEMED_VIEWS = 8
 
-#: In the page: the warning color of each timeline.
+#: In the page: the warning color of each themed view.
 WARNING_COLORS = """() => Array.from(
     document.querySelectorAll('.distkit-timeline'),
     (view) => view.style.getPropertyValue('--dk-warning'))"""
 ALL_HAVE_COLOR = f"""(color) => {{
     const chosen = ({WARNING_COLORS})();
-    return chosen.length >= {THEMED_VIEWS} && chosen.every((c) => c === color);
+    return chosen.length >= {MIN_THEMED_VIEWS} && chosen.every((c) => c === color);
 }}"""
-#: In the page: whether all static pictures, such as those of a sweep, have the expected colors.
-ALL_HAVE_SCHEME = """([least, wanted]) => {
+#: In the page: whether all static pictures, such as those of a sweep, have the expected
+#: color scheme.
+ALL_HAVE_SCHEME = """([minimum, expected]) => {
     const images = [...document.querySelectorAll('.distkit-picture')];
-    return images.length >= least &&
-        images.every((image) => getComputedStyle(image).colorScheme === wanted);
+    return images.length >= minimum &&
+        images.every((image) => getComputedStyle(image).colorScheme === expected);
 }"""
 
 
