@@ -26,8 +26,9 @@ class Supervisor:
 
     Args:
         plan: number and devices of the ranks.
-        start_hosts: a function that starts the other machines, if any. It gets the cluster's folder
-            and a callback for the stages and returns a :class:`distkit_hosts.remote.fleet.Fleet`.
+        start_hosts: a function that starts the other machines, if any. It receives the cluster's
+            folder and a callback that reports stages, and returns a
+            :class:`distkit_hosts.remote.fleet.Fleet`.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Supervisor:
         if not Path(self.folder).exists():
             raise StartError(
                 f"the cluster's folder {self.folder} was removed, perhaps by a program that cleans "
-                "temporary folders, and its ranks cannot connect without it. Create the cluster "
+                "up temporary folders, and its ranks cannot connect without it. Create the cluster "
                 "again."
             )
         if isinstance(fn, Cell):
@@ -146,7 +147,7 @@ class Supervisor:
         self.run, self.ranks = run, ranks
         try:
             if self.closed:
-                raise StartError("the cluster was stopped.")
+                raise StartError("the cluster was stopped. Create a new one.")
             ranks.submit(run, payload, options, partial(self._on_run_ended, run))
         except BaseException:
             ranks.close(0)
@@ -196,7 +197,8 @@ class Supervisor:
     def _kill_all(self) -> None:
         for ranks in (self.ranks, self.engines):
             if ranks is not None:
-                ranks.close(0)  # a finalizer may run in the thread that receives exit notices
+                # do not wait: a finalizer may run in the thread that receives the exit notices
+                ranks.close(0)
         if self._fleet is not None:
             self._fleet.close()
         self._fork.remove(self.folder)

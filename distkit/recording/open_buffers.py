@@ -1,8 +1,8 @@
-"""Detection of tensors that a program uses while an asynchronous operation uses them.
+"""Detects uses of a tensor while an asynchronous operation is still using it.
 
 Until the program has waited for an operation, it must not change the operation's inputs, nor read
-or change its outputs. Torch raises no error: the program reads the current memory, which often
-contains the right numbers. While an operation is open, a function mode intercepts every call from
+or change its outputs. Torch raises no error: the program reads whatever the memory contains,
+which is often correct. While an operation is open, a function mode intercepts every call from
 Python. If a call uses memory of an open operation, a dispatch mode intercepts the call's operators,
 whose schemas show which arguments they read, write or only view.
 """
@@ -32,7 +32,7 @@ from distkit.recording.recorder import Recorder, user_line
 #: Names of functions that read values without calling an operator.
 _READ_WITHOUT_OPERATOR = frozenset("numpy tolist __array__ __dlpack__ __repr__ __format__".split())
 
-#: Maximum number of open operations watched; the oldest are no longer watched.
+#: Maximum number of open operations to watch; beyond it, the oldest is dropped.
 MAX_OPEN = 256
 
 Tensors = Iterable[torch.Tensor]
@@ -42,8 +42,9 @@ Tensors = Iterable[torch.Tensor]
 class _Call:
     """An asynchronous call that the program has not waited for.
 
-    ``memory`` contains the layout of each buffer, and whether the call writes it; ``versions``
-    contains the tensors that only the program changes, and torch's version counter of each.
+    ``memory`` contains a view of each buffer, and whether the call writes it; ``versions``
+    contains the tensors that only the program changes, and the value of each one's version
+    counter.
     """
 
     recorder: Recorder
@@ -67,7 +68,7 @@ class OpenBuffers(TorchFunctionMode):
         return bool(self._open)
 
     def add(
-        self, work: Any, pending: Pending, reads: Tensors, writes: Tensors, counts: Tensors = ()
+        self, work: Any, pending: Pending, reads: Tensors, writes: Tensors, versioned: Tensors = ()
     ) -> None:
         """Watch the buffers of an asynchronous call.
 
@@ -76,11 +77,13 @@ class OpenBuffers(TorchFunctionMode):
             pending: the call.
             reads: the tensors that the call reads.
             writes: the tensors that the call writes.
-            counts: the tensors whose version only the program increments.
+            versioned: the tensors whose version only the program increments.
         """
         with DisableTorchFunction():  # hidden from other modes
-            memory = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
-            versions = [(t, t._version) for t in counts if _is_counted(t)]
+            memory = [(memory_view(t), False) for t in reads] + [
+                (memory_view(t), True) for t in writes
+            ]
+            versions = [(t, t._version) for t in versioned if _is_counted(t)]
         key = id(work)
         call = _Call(pending.recorder, pending.seq, memory, versions)
         self._open[key] = weakref.ref(work, lambda _: self._open.pop(key, None)), call
@@ -104,7 +107,7 @@ class OpenBuffers(TorchFunctionMode):
         """Push or pop the mode in this thread if necessary, except inside an intercepted call."""
         if getattr(self._thread, "depth", 0):
             return
-        # keep this mode at the bottom of the stack, above torch's default device
+        # keep this mode at the bottom of the stack, above the mode of torch's default device
         modes: list[Any] = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
         if self in modes and not self._open:
             modes.remove(self)
@@ -129,7 +132,9 @@ class OpenBuffers(TorchFunctionMode):
     def check(self, name: str, reads: Tensors, writes: Tensors) -> None:
         """Record the open operations that conflict with these reads and writes."""
         with DisableTorchFunction():
-            accesses = [(layout(t), False) for t in reads] + [(layout(t), True) for t in writes]
+            accesses = [(memory_view(t), False) for t in reads] + [
+                (memory_view(t), True) for t in writes
+            ]
         for key, (_, call) in list(self._open.items()):
             conflicts = [
                 is_write
@@ -169,10 +174,10 @@ class OpenBuffers(TorchFunctionMode):
     def _overlaps(self, values: Any) -> bool:
         """Return whether any of these tensors may overlap an open buffer."""
         with DisableTorchFunction():
-            layouts = [*map(layout, tensors_in(values))]
+            views = [*map(memory_view, tensors_in(values))]
         return any(
             np.may_share_memory(memory, buffer)
-            for memory in layouts
+            for memory in views
             for _, call in list(self._open.values())
             for buffer, _ in call.memory
         )
@@ -208,7 +213,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _is_changed(call: _Call) -> bool:
-    """Return whether a call's tensors have changed, even where no mode intercepts the change."""
+    """Return whether a call's tensors have changed, even if no mode intercepted the change."""
     return any(tensor._version != version for tensor, version in call.versions)
 
 
@@ -232,17 +237,17 @@ def _ignores_values(operator: str) -> bool:
 def _is_counted(tensor: torch.Tensor) -> bool:
     """Return whether the version counter covers exactly this tensor's memory."""
     is_supported = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
-    # empty chunks of the same tensor share the counter of a chunk with its only element
+    # a one-element view shares its counter with the empty chunks of its base
     is_shared = tensor.numel() == 1 and tensor._base is not None
     is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
     return is_supported and is_whole and not is_shared
 
 
-def layout(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return an array over a tensor's memory on any device; its values are never read.
+def memory_view(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return an array over a tensor's memory on any device; the values are never read.
 
     >>> pairs = torch.zeros(4, 2)
-    >>> np.shares_memory(layout(pairs[::2]), layout(pairs[1]))
+    >>> np.shares_memory(memory_view(pairs[::2]), memory_view(pairs[1]))
     False
     """
     size = tensor.element_size()

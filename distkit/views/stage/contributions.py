@@ -1,8 +1,10 @@
-"""Infers the contributions in each rank's tensor from a trace. No side effects.
+"""Infers the contributions to each rank's tensor from a trace. No side effects.
 
 The sources are the semantics of collectives, the schedules of all-reduces if messages follow one,
-and recorded values. A tensor with the values of a received tensor is the same piece. Any other
-tensor may contain everything that its rank has received. These contributions are called *possible*.
+and recorded values. A tensor whose size and recorded values equal those of an earlier tensor on its
+rank is treated as the same piece. Any other tensor that a rank sends may contain everything that
+the rank has received; these contributions are called *possible*. Any other input of a collective
+counts as its rank's own contribution.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ def find_all_reduces(trace: EventLog) -> list[AllReduce]:
     a group are a ring all-reduce if every member follows the ring's schedule, each chunk has the
     same size everywhere, and no member forwards a chunk before receiving it. If values are
     recorded, each forwarded message must equal the received one during the all-gather, and at least
-    one must differ from it during the reduce-scatter. A ring needs at least three members, because
-    two look like ranks that exchange tensors.
+    one must differ from it during the reduce-scatter. A ring is inferred only for three or more
+    members: with two, it looks the same as an exchange of tensors.
 
     >>> find_all_reduces(EventLog())
     []
@@ -132,7 +134,8 @@ def _pop_round(
 def _fits_ring(all_reduce: AllReduce) -> bool:
     """Return whether these transfers may belong to a ring all-reduce."""
     last: dict[Key, Transfer] = {}  # by receiver and chunk
-    unchanged: dict[bool, list[bool]] = {True: [], False: []}  # values as received, by reduce
+    # whether the values were forwarded unchanged, by reduce
+    unchanged: dict[bool, list[bool]] = {True: [], False: []}
     for t in (t for round_ in all_reduce.rounds for t in round_):
         m, received = t.message, last.get((t.message.src, t.chunk))
         assert m.send is not None
@@ -175,15 +178,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The piece that a message carries: ``count`` of ``of`` chunks, starting at ``at``, if known.
+    """The piece that a message carries: ``count`` of ``total`` chunks from ``at``, if known.
 
-    ``all_reduce`` and ``round`` are the numbers of its all-reduce and round.
+    ``all_reduce`` and ``round`` are the indices of its all-reduce and round.
     """
 
     piece: Piece = Piece()
     at: int | None = None
     count: int = 1
-    of: int = 1
+    total: int = 1
     all_reduce: int | None = None
     round: int = 0
     reduce: bool | None = None
@@ -271,7 +274,7 @@ class _Tracer:
                 self._point_to_point(spans[0], time)
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
-        """Yield the sends and receives outside known all-reduces, without requests to servers."""
+        """Yield the sends and receives outside known all-reduces, except server requests."""
         rounds = [round_ for all_reduce in self.result.all_reduces for round_ in all_reduce.rounds]
         known = {
             key for round_ in rounds for t in round_ for key in (t.message.send, t.message.recv)
@@ -298,7 +301,7 @@ class _Tracer:
         self._add_change(time, s, piece, after=s.op is not Op.SEND)
 
     def _tensor_of(self, s: Span) -> Piece:
-        """Return the tensor of a call: a known piece, the rank's own, or an uncertain one."""
+        """Return a tensor: a known piece, its rank's own, or one with possible contributions."""
         values, own = _values_of(s.before), frozenset({s.rank})
         for size, piece in reversed(self.known[s.rank]):
             # zeros could match any tensor
@@ -306,7 +309,7 @@ class _Tracer:
                 return piece
         if s.op in COLLECTIVES or not self.received[s.rank]:
             return Piece(own, values=values)
-        # may be a part of any size
+        # it may be a part of what the rank has received, so its size is not compared
         return Piece(possible=own | self.received[s.rank], values=values)
 
     def _remember(self, s: Span, piece: Piece) -> None:
@@ -316,7 +319,7 @@ class _Tracer:
         self.result.changes.append(Change(time, s.rank, (s.rank, s.seq), after, pieces))
 
     def _collective(self, members: list[Span]) -> None:
-        """Apply the semantics of a collective; known values keep their contributions."""
+        """Apply the semantics of a collective; a tensor with known values keeps its pieces."""
         if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
             return
         members = sorted(members, key=lambda s: s.rank)

@@ -295,8 +295,8 @@ class _Renderer:
         if lost or not holds:
             return
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
-        if self.strips and payload.at is not None and self.cut.get(dst) == payload.of:
-            x, y, w = self.field.cell(dst, payload.at, payload.of)
+        if self.strips and payload.at is not None and self.cut.get(dst) == payload.total:
+            x, y, w = self.field.cell(dst, payload.at, payload.total)
             outline = rect(
                 payload.count * w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3
             )
@@ -310,10 +310,10 @@ class _Renderer:
             self.scene.add(*a, *self._dot(src), to=b, layer=DOT, **times)
             return
         w, h = self.field.strip
-        w = min(w * payload.count / payload.of - 2, 46)
+        w = min(w * payload.count / payload.total - 2, 46)
         ends = self._end_point(keyframe, src, a), self._end_point(keyframe, dst, b)
         corner, to = ((x - w / 2, y - h / 2) for x, y in ends)
-        digits = payload.chunks if payload.of <= 10 else ""
+        digits = payload.chunks if payload.total <= 10 else ""
         parcel = _parcel(self._layers(payload.piece, w), w, h, digits)
         self.scene.add(*corner, *parcel, to=to, layer=TOKEN, **times)
 
@@ -323,9 +323,9 @@ class _Renderer:
     def _end_point(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
         """Return the end point of a piece: its position in a rank's tensor, or the card's edge."""
         payload = keyframe.payload
-        if payload.at is None or self.cut.get(rank) != payload.of:
+        if payload.at is None or self.cut.get(rank) != payload.total:
             return edge
-        x, y, w = self.field.cell(rank, payload.at, payload.of)
+        x, y, w = self.field.cell(rank, payload.at, payload.total)
         return x + payload.count * w / 2, y + self.field.strip[1] / 2
 
     # -- collectives ------------------------------------------------------------------------

@@ -6,8 +6,8 @@ Operations with the same properties share a category, which is stored once. Duri
 columns are recomputed with each batch of events.
 
 A rank *waits* in an operation from the end of its other activity (calls and marked computation)
-until the last rank that the operation needs has arrived. Finished ranks do not wait: the final
-barrier, after which no rank computes or sends, does not count as communication.
+until the last rank that the operation needs has arrived. Ranks that have finished do not wait, so
+the final barrier, after which no rank computes or sends, does not count as communication.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from distkit.views.scene.frame import (
     unfinished_verb,
 )
 
-#: Maximum number of operations drawn with tensor values, by ``thin``.
+#: Maximum number of operations drawn with tensor values, keyed by ``thin``.
 MAX_OPS_WITH_VALUES = {False: 2_000, True: 400}
 
 #: Minimum duration of a reported wait [s].
@@ -217,7 +217,8 @@ class Columns:
     def _died(self, rank: int) -> float | None:
         """Return when a rank died [s]; None if it did not, or if the time is unknown.
 
-        A server whose backup took over has no end, unlike a worker that was replaced.
+        A server whose backup took over has no entry in ``info.ends``; a worker that was replaced
+        has one.
         """
         return next(
             (r.time for r in self.info.replaced if r.node == rank and rank not in self.info.ends),
@@ -225,8 +226,9 @@ class Columns:
         )
 
     def communication(self, rank: int) -> tuple[Floats, Floats]:
-        """Return start and end of a rank's communication, limited to the picture.
+        """Return the start and end times of a rank's communication.
 
+        Open calls end when the rank died or the picture ends.
         An asynchronous call during which the rank begins marked computation counts only from the
         end of the last such computation.
         """
@@ -242,7 +244,7 @@ class Columns:
         return starts[communicates], ends[communicates]
 
     def waiting(self, rank: int) -> tuple[Floats, Floats]:
-        """Return start and end of a rank's waits."""
+        """Return the start and end times of a rank's waits."""
         result, part = self.waits, self.of_rank(rank)
         waiting = (result.waited[part] > 0) & ~result.is_final[part]
         since = result.since[part][waiting]
@@ -250,7 +252,7 @@ class Columns:
 
     @cached_property
     def waits(self) -> Waits:
-        """The waits; none during a run."""
+        """The waits; empty during a run."""
         if self._live:
             none = np.zeros(len(self.ops))
             return Waits(since=none, waited=none, is_final=none > 0)
@@ -274,7 +276,7 @@ class Columns:
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
     def _totals(self, rank: int) -> Json:
-        """Return the rows, fractions of time and sent traffic of a rank."""
+        """Return a rank's number of rows, busy and waiting fractions, and sent traffic."""
         part, died = self.of_rank(rank), self._died(rank)
         mark, row = self.ops.mark[part], self.row[part]
         seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
@@ -322,7 +324,7 @@ def length(starts: Floats, ends: Floats) -> float:
 def category_of(category: Category) -> Json:
     """Return the shared properties of operations as plain data; callers must not modify it."""
     label = "buffer used before wait()" if category.op is Op.TOUCH else label_of(category)
-    if category.op in STORES:  # show its arguments as in the program
+    if category.op in STORES:  # show the call's arguments as in the program
         label = call(category).removesuffix(")").partition("(")[2]
     return compact(
         kind=kind_of(category.op),
@@ -341,7 +343,7 @@ def category_of(category: Category) -> Json:
 
 
 def _gpu(attributes: Mapping[str, Any]) -> str:
-    """Return device, stream, GPU time and memory of an operation as text."""
+    """Return the device, stream, GPU time and memory of an operation as text."""
     parts = (
         str(attributes.get("device", "")),
         f"stream {attributes['stream']}" if "stream" in attributes else "",
@@ -367,7 +369,7 @@ _KINDS = {
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Round seconds to 0.1 µs; return None if there is no time."""
+    """Round seconds to 0.1 µs; return None if the time is missing or not finite."""
     return None if seconds is None or not math.isfinite(seconds) else round(float(seconds), 7)
 
 
@@ -423,7 +425,8 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
-    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))  # from then on
+    # whether the rank computes from then on
+    computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))
     order = np.lexsort((time, rank))
     rank, time, computes = rank[order], time[order], computes[order]
     last_active, active = ops.start.copy(), dict(_lanes(rank))
@@ -461,9 +464,8 @@ def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
     np.maximum.at(last, ops.rank[work], ops.start[work])
     late = ops.start > last[ops.rank]
     ended = np.ones(pairs.collective_count + 1, bool)
-    ended[pairs.collective[~(barrier & late)]] = (
-        False  # index -1 is for operations without a collective
-    )
+    # index -1 is for operations without a collective
+    ended[pairs.collective[~(barrier & late)]] = False
     return barrier & ended[pairs.collective]
 
 
@@ -520,8 +522,8 @@ def _values(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return five integers per tensor, and the values of all tensors.
 
-    The integers are bar, 0 (before) or 1 (after), size, sampled, count. Norm, minimum and maximum
-    precede a tensor's values.
+    The integers are the bar, 0 (before) or 1 (after), the size, whether it is sampled, and the
+    number of values. Norm, minimum and maximum precede a tensor's values.
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
