@@ -21,7 +21,7 @@ PUBLISHED = {
 
 #: Programs shown with their reports.
 EXAMPLES = {
-    "coll_missing_all_reduce": "A rank does not make the call",
+    "coll_missing_all_reduce": "One rank does not call a collective",
     "root_broadcast": "Different roots",
     "op_all_reduce": "Different reductions: the result is wrong",
 }
@@ -141,7 +141,9 @@ def _three(verdicts: Iterable[StockVerdict], explained: object = None) -> str:
 def _example(verdict: Verdict, torch: dict[str, list[StockVerdict]]) -> str:
     case = verdict.case
     before, _, body = case.text.partition("get_world_size()\n")
-    title = f"{EXAMPLES[case.name]} (`{case.name}.py`, from line {before.count(chr(10)) + 2} on):"
+    title = (
+        f"{EXAMPLES[case.name]} (`{case.name}.py`, starting at line {before.count(chr(10)) + 2}):"
+    )
     code = dedent(body).strip().replace("  " + MARK, "")
     rows = [
         [f"torch, {mode}", _report_cell(v.report)]

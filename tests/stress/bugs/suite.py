@@ -339,17 +339,17 @@ class Score:
 
     @property
     def recall(self) -> float:
-        """The share of wrong programs that are reported."""
+        """The fraction of incorrect programs that are reported."""
         return _share(self.true_positives, self.false_negatives)
 
     @property
     def specificity(self) -> float:
-        """The share of correct programs without a report."""
+        """The fraction of correct programs without a report."""
         return _share(self.true_negatives, self.false_positives)
 
     @property
     def precision(self) -> float:
-        """The share of reports that concern wrong programs."""
+        """The fraction of reports that concern incorrect programs."""
         return _share(self.true_positives, self.false_positives)
 
     @property
