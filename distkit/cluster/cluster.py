@@ -151,7 +151,7 @@ class Cluster:
         interface: str | socket.socket = "",
         timeout: float = 60.0,
     ) -> Cluster:
-        """Start ranks next to the engines of a running ipyparallel cluster, one per engine.
+        """Start ranks alongside the engines of a running ipyparallel cluster, one per engine.
 
         The engines keep running when this cluster is stopped; a rank exits with its engine.
 
