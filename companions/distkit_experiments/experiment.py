@@ -182,7 +182,7 @@ class Experiment:
         >>> def train(batch=32, lr=0.2): ...
         >>> with Experiment(train, batch=(8, 128), lr=(0.01, 1.0), ranks=(2, 8)) as experiment:
         ...     experiment
-        Experiment with train: no run yet
+        Experiment with train: no runs yet
     """
 
     def __init__(
@@ -302,8 +302,9 @@ class Experiment:
         """Plot results against a parameter, as a matplotlib figure with one chart per result.
 
         Args:
-            names: columns of :meth:`to_dataframe`; by default, the run time and one returned value.
-            against: a parameter or another result; by default, the varied parameter.
+            names: columns of :meth:`to_dataframe`; by default, the run time and the first returned
+                value (or, without any, the first measurement).
+            against: a parameter or another result; by default, the first varied parameter.
 
         Raises:
             ValueError: a column is unknown, or no parameter was varied.

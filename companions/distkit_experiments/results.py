@@ -1,6 +1,6 @@
 """The results of an experiment: a record per run, and a table and a plot of all runs.
 
-No side effects. matplotlib draws the charts, in colors for light and dark pages.
+No side effects. matplotlib draws the charts, in colors that suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ FONT_SIZE = 11.5
 MAX_LABEL = 20
 #: Default number of charts: the run time, and the first returned value.
 DEFAULT_CHARTS = 2
-#: Number of series with different colors and names; number of runs that determine the x axis.
+#: Maximum number of series with distinct colors and names; number of runs that determine the x
+#: axis.
 MAX_NAMED, RECENT_RUNS = 7, 6
 #: Line styles of series.
 DASHES = ("-", "--", ":", "-.")
@@ -69,8 +70,8 @@ def progress_text(done: int | None, operations: int) -> str:
 class Record:
     """The parameters and results of one run.
 
-    ``bytes`` counts all messages, and each collective's largest tensor once. ``values`` are the
-    numbers that rank 0 returned; ``outcome`` is "" if the run succeeded.
+    ``bytes`` counts the bytes of all messages, and those of each collective once. ``values`` are
+    the numbers that rank 0 returned; ``outcome`` is "" if the run succeeded.
     """
 
     parameters: Mapping[str, Any]
@@ -133,7 +134,7 @@ def plottable(records: Sequence[Record]) -> list[str]:
 def headline(name: str, records: Sequence[Record]) -> str:
     """Summarize an experiment in one line."""
     failed = sum(bool(r.outcome) for r in records)
-    runs = count(len(records), "run") if records else "no run yet"
+    runs = count(len(records), "run") if records else "no runs yet"
     return f"Experiment with {name}: {runs}" + (f", {failed} failed or stopped" if failed else "")
 
 
@@ -145,7 +146,7 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
-    """Return the formatted runs, latest first; for several runs, only columns with differences."""
+    """Return the formatted runs, latest first; for several, only columns whose values differ."""
     names = dict.fromkeys(name for r in records for name in r.parameters)
     failed = [OUTCOME] * any(r.outcome for r in records)
     cells = {
@@ -176,7 +177,7 @@ def static_html(
     plot = f"<div>{as_picture(drawing, text)['text/html']}</div>" if drawing else ""
     return (
         '<div style="border: 1px solid #8886; border-radius: 12px; padding: 8px 16px">'
-        f"<b>{escape(head)}</b>{' · closed; run the cell again for the controls' * closed}"
+        f"<b>{escape(head)}</b>{' · closed; run the cell again to show the controls' * closed}"
         f"{to_html(records, limit)}{plot}</div>"
     ), text
 
@@ -187,7 +188,8 @@ def static_html(
 def varied(records: Sequence[Record]) -> list[str]:
     """Return the parameters that differ between runs, starting with the one for the x axis.
 
-    Numbers come before text; then parameters with more values in the latest runs come first.
+    Numbers come before text; within each, parameters with more values in the latest runs come
+    first.
     """
     latest = [r.parameters for r in records[-RECENT_RUNS:]]
 
@@ -209,8 +211,9 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
 
     Args:
         records: the runs.
-        results: names of columns; if empty, the run time and one returned value.
-        against: a varied parameter or another result; if "", the varied parameter.
+        results: names of columns; if empty, the run time and the first returned value
+            (or, without any, the first measurement).
+        against: a varied parameter or another result; if "", the first varied parameter.
 
     Raises:
         ValueError: a result or parameter is unknown, or no parameter was varied.
@@ -218,7 +221,10 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     successful = [r for r in records if not r.outcome]
     names, known = varied(successful), plottable(successful)
     if not names:
-        raise ValueError("no plot yet: run twice or more, with different values of a parameter.")
+        raise ValueError(
+            "nothing to plot yet: run the experiment at least twice, with different values of a "
+            "parameter."
+        )
     against, results = against or names[0], list(results) or known[:DEFAULT_CHARTS]
     for name, choice in [(against, [*names, *known]), *((r, known) for r in results)]:
         if name not in choice:
@@ -257,7 +263,7 @@ def _draw(axes: Axes, series: Mapping[str, Sequence[Record]], result: str, again
         for x, y in pairs:
             values[position(x)].append(y)
         color, dash = RANKS_LIGHT[min(n, MAX_NAMED)], DASHES[n % len(DASHES)]
-        # dashes and smaller dots keep equal results visible
+        # dashes and smaller dots keep overlapping results visible
         axes.plot(sorted(values), [mean(values[x]) for x in sorted(values)], dash, color=color)
         axes.plot(
             [position(x) for x, _ in pairs],
@@ -302,7 +308,7 @@ def _style(axes: Axes, result: str, against: str) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Return a figure, for example from :func:`plot`, with a pixel per point."""
+    """Return a figure, for example from :func:`plot`, as SVG text at one pixel per point."""
     return re.sub(r'="([\d.]+)pt"', r'="\1"', figures.to_svg(figure), count=2)
 
 

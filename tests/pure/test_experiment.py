@@ -221,7 +221,7 @@ def test_table_of_several_runs_shows_differing_columns() -> None:
         "2    16  250 ms  1.5         ok\n"
         "1     8  500 ms    2         ok"
     )
-    assert repr(experiment_with()) == "Experiment with train: no run yet"
+    assert repr(experiment_with()) == "Experiment with train: no runs yet"
     assert repr(experiment_with(records[0])) == (
         "Experiment with train: 1 run\n"
         "  ranks batch seconds loss waiting messages bytes\n"
@@ -254,7 +254,7 @@ def test_plot_uses_the_varied_parameter_as_x_axis() -> None:
     assert against(one, two, three, make_record(3, batch=16, lr=0.4, how="ring")) == "lr"
     assert against(one, two, three, four) == "batch"  # numbers before text
     assert against(three, four) == "how"
-    with pytest.raises(ValueError, match="run twice or more"):
+    with pytest.raises(ValueError, match="at least twice"):
         against(one)
 
 
@@ -324,7 +324,7 @@ def test_notebook_gets_panel_picture_and_text() -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
     data, _ = experiment._repr_mimebundle_()
     assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= {*data}
-    assert data["text/plain"] == "Experiment with train: no run yet"
+    assert data["text/plain"] == "Experiment with train: no runs yet"
     experiment.close()
     with pytest.raises(dk.errors.StoppedError, match="the experiment was closed"):
         experiment.run()
