@@ -96,7 +96,7 @@ def equal(
 
     Args:
         run: a run or its trace.
-        other: the other run or trace, such as a run with one process.
+        other: the other run or trace, such as a single-process run.
         rtol: tolerance relative to the largest value compared. The default allows for a different
             order of summation and depends on the dtype: 1e-4 for float32.
 

@@ -1,6 +1,7 @@
 """Compares several traces on one time axis, with the figures of each trace and their ratios.
 
-A :class:`Side` is one trace of a comparison. Marks next to the timeline show the figures.
+A :class:`Side` is one trace of a comparison. The figures are drawn next to or below the
+timeline.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from distkit.views.widget.view import Live, View, trace_of
 #: Figures that are unknown if all messages of a run are inside its backend.
 MESSAGE_FIGURES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
-#: Key, name, unit and description of each figure. Units: s, B, n (a number), % (a fraction).
+#: Key, name, unit and description of each figure. Units: s, B, n (a count), % (a fraction).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
@@ -44,12 +45,18 @@ ROWS = [
         "n",
         "the backend's collectives; the messages inside them are not recorded",
     ),
-    ("collective_bytes", "bytes in collectives", "B", "the tensor of each collective, once"),
+    (
+        "collective_bytes",
+        "bytes in collectives",
+        "B",
+        "the bytes of each collective's largest call, once",
+    ),
     (
         "most_sent",
         "most bytes sent by a rank",
         "B",
-        "in messages, by the rank that sent the most; with servers, by a worker",
+        "in messages, by the rank that sent the most "
+        "(with parameter servers, by the worker that did)",
     ),
     (
         "rounds",
@@ -63,14 +70,15 @@ ROWS = [
         "in communication",
         "%",
         "share of the time that ranks spend in sends, receives, collectives and requests, "
-        "including waiting for others; mean over the ranks, or over the workers with servers",
+        "including waiting for others; "
+        "mean over the ranks or, with parameter servers, over the workers",
     ),
     (
         "waiting",
         "waiting",
         "%",
         "share of the time that ranks spend only waiting for others, excluding the barrier at the "
-        "end; mean over the ranks, or over the workers with servers",
+        "end; mean over the ranks or, with parameter servers, over the workers",
     ),
 ]
 
@@ -102,7 +110,7 @@ class Side:
 
 
 def summary(sides: Sequence[Side]) -> Json:
-    """Return the comparison of several traces with the first."""
+    """Compare several traces with the first one."""
     return {
         "title": joined([side.name for side in sides]),
         "runs": [side.name for side in sides],
@@ -159,9 +167,9 @@ def to_table(picture: Json) -> str:
 def figures(columns: Columns) -> Json:
     """Return the figures of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
-    With a parameter server, ``busy`` and ``waiting`` are means over the workers, because idle
-    servers lose no time, and ``rounds`` is None. :mod:`distkit.views.timeline.columns` defines
-    waiting; the final barrier does not count.
+    With a parameter server, ``busy`` and ``waiting`` are means over the workers, because a
+    server that waits for requests does not slow down the run, and ``rounds`` is None.
+    :mod:`distkit.views.timeline.columns` defines waiting; the final barrier does not count.
     """
     frame = columns.frame
     workers = [lane for lane in frame["lanes"] if lane["role"] == "worker"]
@@ -275,18 +283,18 @@ class Compare(View):
     """Shows two or more traces on one time axis, and their differences.
 
     A table compares the total time, messages, bytes, rounds, communication and waiting of each
-    trace with the first one. A rank is *waiting* while it only waits for others. The barrier at
-    the end of a run, in which finished ranks wait, does not count.
+    trace with those of the first. A rank is *waiting* while it only waits for others. The barrier
+    at the end of a run, in which finished ranks wait, does not count.
 
     Hover over an operation to see the matching operation in the other traces and the difference in
-    time. Operations match if they are the n-th of their rank with the same name and peer.
+    time. Two operations match if each is the n-th operation with its name and peer on its rank.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are
             named after their programs.
 
     Raises:
-        TypeError: A source has no trace.
+        TypeError: An argument has no trace, or is a list.
         ValueError: There are fewer than two or more than eight traces, or a run has not ended.
 
     >>> from distkit.events import Event, Op, State
@@ -317,7 +325,7 @@ class Compare(View):
         self._open()
 
     def _frame(self, max_lanes: int) -> Json:
-        """Return the fields of the picture around bars and arrows, for at most ``max_lanes``."""
+        """Return all fields of the picture except bars and arrows, for at most ``max_lanes``."""
         data, runs = self._summary, len(self._sides)
         run_lanes = max_lanes // runs
         drawn = [lane for lane in self._lanes if lane["color"] < run_lanes]
@@ -451,7 +459,7 @@ NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 156, 29, 26
 
 
 def table(data: Json, width: float) -> Scene:
-    """Return a row per figure, compared with the first run.
+    """Return a scene with a row per figure, compared with the first run.
 
     Args:
         data: the result of :func:`summary`.
