@@ -335,7 +335,8 @@ class UnwaitedCollectives:
         self._open: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         # keeps each Work alive until its caller holds it
         self._recent: deque[Any] = deque(maxlen=8)
-        self._collected_seqs: list[int] = []  # seqs of calls whose work was garbage-collected
+        # sequence numbers of calls whose work was garbage-collected
+        self._collected_seqs: list[int] = []
 
     def add(self, work: Any, pending: Pending) -> None:
         """Track a call that returns ``work`` to user code."""
@@ -353,6 +354,9 @@ class UnwaitedCollectives:
             self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
-        """Return the seqs of calls not waited for; for a group, only calls whose Work is alive."""
+        """Return the sequence numbers of calls not waited for.
+
+        For a group, return only calls whose Work is alive.
+        """
         alive = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
         return sorted([*(self._collected_seqs if group == WORLD else ()), *alive])[:_MAX_REPORTED]

@@ -1,6 +1,6 @@
 """The tap records every torch.distributed call by hooking torch's dispatcher.
 
-All communication of torch (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2, DTensor,
+All of torch's communication (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2, DTensor,
 functional and compiled collectives) passes through the operators of the ``c10d`` library.
 The tap registers a Python function for each operator at the dispatch key ``BackendSelect``, which
 is below autograd, inference mode, tensor subclasses and modes, and above all backends. The function
@@ -88,12 +88,13 @@ _is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
 class Tap:
     """Installs and removes the recording hooks.
 
-    While installed, calls are recorded in :func:`distkit.recording.recorder.current`; if that is
-    None, they are only redispatched.
+    While it is installed, calls are recorded in :func:`distkit.recording.recorder.current`; if that
+    is None, they are only redispatched.
     """
 
     def __init__(self) -> None:
-        #: Called before an operation is passed to the backend; a callback may block or raise.
+        #: Called before a communication call is passed to the backend; a callback may block or
+        #: raise.
         self.before: list[Callable[[Op, int], None]] = []
         #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
         #: process computes on a GPU.
@@ -102,7 +103,8 @@ class Tap:
         self.call_context: CallContext | None = None
         self._buffers = OpenBuffers()
         self._undo: ExitStack | None = None  # removes the hooks
-        #: Messages that programs never waited for. gloo would drop a message with its Work.
+        #: Works of messages that programs never waited for, kept alive because gloo drops a message
+        #: when its Work is destroyed.
         self._unwaited_messages: list[Any] = []
         self.reset()
 
@@ -151,7 +153,7 @@ class Tap:
         self._buffers.clear()
         #: The groups that this rank uses, and the collectives that it has not waited for.
         self.groups, self.unwaited = Groups(), UnwaitedCollectives()
-        #: Whether a call has failed; gloo may then have closed connections of the group.
+        #: Whether a call has failed; gloo may then have closed the group's connections.
         self.broken = False
         #: Number of collectives called on each group, by name.
         self.collectives: Counter[str] = Counter()
@@ -300,7 +302,8 @@ class Tap:
             self._track_async(call, args, work, pending, caller)
         functional = not from_python and is_functional(caller)
         in_stream = pending.begin is not None
-        # on a device, Python's calls complete at the wait, when the program's stream has the values
+        # on a device, calls made from Python complete at wait(), when the values are available in
+        # the program's stream
         if background and not (in_stream and (functional or from_python)):
             self._track_background(recorder, work, pending, functional)
         if not (from_python or functional) and torch._C._current_graph_task_id() < 0:
@@ -326,10 +329,10 @@ class Tap:
 
         A future's callback runs on a thread of the backend, which competes with the main thread for
         the GIL. The only bucket of a small model is recorded more cheaply, right after the reducer
-        has waited; futures are used from the second bucket on.
+        has waited; if there are more buckets, futures are used for all of them.
 
-        On a device, the reducer makes the program's stream wait at the end of backward, where the
-        values of all buckets are read without a race.
+        On a device, the reducer makes the program's stream wait at the end of backward, and
+        there the values of all buckets can be read without a race.
 
         Args:
             recorder: the recorder of this rank.
@@ -464,7 +467,7 @@ class Tap:
         tensor: torch.Tensor | complex,
         **options: Any,
     ) -> Any:
-        """Run an operator, which synchronizes with the GPU if it copies a tensor to the host."""
+        """Run an operator that synchronizes with the GPU if it copies a tensor to the host."""
         if not isinstance(tensor, torch.Tensor):  # a Python number
             return torch.tensor(tensor, dtype=options.get("dtype"), device=options.get("device"))
         skips_sync = str(options.get("device", "cpu")) != "cpu" or options.get("non_blocking")
@@ -536,7 +539,7 @@ class Tap:
     def _store_hook(
         self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record a call, unless another recorded call, a wrapping store or a library makes it."""
+        """Record a store call, unless a recorded call, a wrapper store or a library makes it."""
         recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
         is_internal = caller.startswith((c10d.__file__, *MACHINERY))
         if recorder is None or is_internal or threading.get_ident() in recorder.waits:
@@ -566,7 +569,7 @@ class Tap:
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished_calls(self, group: str) -> tuple[int, ...]:
-        """Return the seqs of unfinished calls on a group, or on all groups for the world."""
+        """Return the sequence numbers of unfinished calls on a group, or on all for the world."""
         messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.is_done]
         seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
         return tuple(sorted([*seqs, *self.unwaited.calls(group)]))
@@ -586,7 +589,7 @@ class Tap:
 def _lower_keys(keys: int) -> tuple[Any, bool]:
     """Return a call's dispatch keys without the hooks' key, and whether its tensors are meta.
 
-    A conversion of a key set to or from Python costs more than this lookup by its bits.
+    Converting a key set to or from Python costs more than this lookup by its bits.
     """
     key_set = torch._C.DispatchKeySet.from_raw_repr(keys)
     return key_set - _KEY, key_set.has(_META)
