@@ -167,7 +167,7 @@ def test_exposed_time_equals_the_simulated_buckets(
         ),
         (
             lambda: torus(8, 8, Link(1, 1), devices_per_host=3),
-            "do not fill hosts of 3",
+            "cannot be divided evenly among hosts with 3",
         ),
         (lambda: Link.of(1e-6, -1e9), "bandwidth must be positive; got -1000000000.0"),
         (lambda: Link.of(1e-6, 0), "bandwidth must be positive; got 0"),

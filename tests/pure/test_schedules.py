@@ -45,7 +45,7 @@ def test_all_reduce_is_correct_with_options(n: int, option: int) -> None:
 
 
 def test_torus_needs_a_full_grid() -> None:
-    with pytest.raises(ValueError, match="7 ranks do not fill hosts of 2"):
+    with pytest.raises(ValueError, match="7 ranks cannot be divided evenly among hosts with 2"):
         next(ALL_REDUCES["torus"].schedule(7, devices_per_host=2))
 
 
@@ -68,7 +68,7 @@ def has_result(name: str, have: np.ndarray, root: int) -> bool:
 
 
 @collectives
-def test_collective_has_its_specified_result(algorithm: Algorithm) -> None:
+def test_collective_produces_specified_result(algorithm: Algorithm) -> None:
     """Use every root for up to 16 ranks, and the first and the last for more."""
     for n in SIZES if algorithm.name != "all_to_all" else SIZES[:16]:
         chunks, rooted = algorithm.chunks(n), "root" in signature(algorithm.schedule).parameters
@@ -91,7 +91,8 @@ def test_inconsistent_round_raises() -> None:
 # -- costs ---------------------------------------------------------------------------------
 
 
-#: Rounds, and the maximum messages and bytes (in K) of a rank, on eight and on six ranks.
+#: Number of rounds, and the largest number of messages and volume (as a fraction of the tensor's
+#: size K) that a rank sends, for eight and six ranks.
 COSTS = {
     "reduce_broadcast": ((2, 7, 7), (2, 5, 5)),
     "flat": ((1, 7, 7), (1, 5, 5)),
@@ -122,10 +123,11 @@ def test_rounds_messages_and_bytes_match_the_papers(algorithm: Algorithm) -> Non
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES.values(), ids=ALL_REDUCES)
 def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
-    """Chan et al., 2007: the data of each rank must leave it once and reach all others."""
+    """Chan et al., 2007: each rank's data must be reduced and must reach all others."""
     for n in SIZES[1:]:
         assert algorithm.volume(n) >= 2 * (n - 1) / n - 1e-9
-        if algorithm.name not in {"flat", "reduce_broadcast"}:  # these send to all ranks at once
+        # these use one round for messages between one rank and all others
+        if algorithm.name not in {"flat", "reduce_broadcast"}:
             assert algorithm.rounds(n) >= np.ceil(np.log2(n))
 
 

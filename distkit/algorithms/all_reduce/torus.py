@@ -67,7 +67,8 @@ def columns(n: int, devices_per_host: int | None = None) -> int:
         return max(g for g in range(1, math.isqrt(n) + 1) if n % g == 0)
     if n % devices_per_host:
         raise ValueError(
-            f"{n} ranks do not fill hosts of {devices_per_host} ranks, as a torus requires."
+            f"{n} ranks cannot be divided evenly among hosts with {devices_per_host} ranks each, "
+            "as a torus requires."
         )
     return devices_per_host
 
