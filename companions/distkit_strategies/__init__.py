@@ -20,7 +20,8 @@
 
     cluster.run(train, dk.strategies.MirroredStrategy())
 
-Each rank is a replica. :class:`Strategy` documents the interface of all strategies.
+In most strategies, each rank is a replica. :class:`Strategy` documents the interface of all
+strategies.
 """
 
 from distkit.data import AutoShardPolicy

@@ -101,7 +101,7 @@ class Strategy:
     """The default strategy: one replica, as in a program without strategies.
 
     A strategy can be created in the notebook. It is pickled as its constructor call and uses the
-    process group of the ranks that unpickle it. Each rank is a replica.
+    process group of the ranks that unpickle it. In most strategies, each rank is a replica.
 
     Args:
         device: the device of variables and batches; None for torch's default.

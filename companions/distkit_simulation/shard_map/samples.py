@@ -20,14 +20,14 @@ from distkit.views.scene.svg import text_width
 WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing, left and right edges of the steps
 #: Maximum heights of all samples, of a row and of all rows; maximum cell size [px].
 MAX_SAMPLES_HEIGHT, MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT, MAX_CELL = 190, 34, 176, 30
-#: Maximum numbers of sample cells, of drawn steps, and of files with separate lines.
+#: Maximum numbers of sample cells, of drawn steps, and of files that start on their own lines.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
 MAX_LABELED = 240  # maximum number of bars with labels
 NAME_WIDTH = 110  # width of file names
 DESCRIPTIONS = {
     "FILE": "Each replica reads separate files, which contain its part of each batch.",
     "DATA": "Each replica uses its part of each global batch, and skips the other samples.",
-    "OFF": "Each replica reads all samples, so each sample is used {} times.",
+    "OFF": "Each replica reads all samples (uses per sample: {}).",
 }
 
 
@@ -167,7 +167,7 @@ class Grid:
         ]
 
     def area(self, samples: Sequence[int], top: float, part: float) -> str:
-        """Return the path of samples' cells, or of a ``part`` of each cell, starting at ``top``."""
+        """Return the path of the fraction ``part`` of each sample's cell, starting at ``top``."""
         edge = self.cell - min(1.0, self.cell / 8)
         return "".join(
             f"M{x:g} {y + top * edge:.4g}h{edge:g}v{part * edge:.4g}h{-edge:g}z"
@@ -175,7 +175,7 @@ class Grid:
         )
 
     def labels(self) -> Iterator[Shape]:
-        """Yield the names of files, and the indices of samples if these fit."""
+        """Yield the names of files, and the indices of samples if they fit."""
         for (name, _), first in zip(self.files, self.lines, strict=False):
             label = cut(name.rpartition("/")[2], NAME_WIDTH - 12, 12)
             yield text(label, "words", x=2, y=(first + 0.5) * self.cell + 4)
