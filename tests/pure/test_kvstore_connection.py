@@ -36,7 +36,7 @@ def test_messages_arrive_complete_in_order(sizes: list[tuple[int, list[int]]]) -
         (bytes([i]) * n, [bytes([9 + i]) * m for m in body]) for i, (n, body) in enumerate(sizes)
     ]
     for header, body in sent:
-        left.send(header, [memoryview(b) for b in body])  # returns, although nobody receives yet
+        left.send(header, [memoryview(b) for b in body])  # does not wait for the receiver
     arrived: list[tuple[bytes, bytes]] = []
     while len(arrived) < len(sent):
         arrived += received(right)

@@ -64,16 +64,16 @@ class LocalConnection:
 
     def _flush(self) -> None:
         """Send queued data."""
-        events = zmq.POLLIN
         try:
-            while self._unsent:
-                self._drop(self._sock.sendmsg(islice(self._unsent, _MAX_BUFFERS), (), self._flags))
-        except BlockingIOError:
-            events |= zmq.POLLOUT
+            with suppress(BlockingIOError):
+                while self._unsent:
+                    self._drop(
+                        self._sock.sendmsg(islice(self._unsent, _MAX_BUFFERS), (), self._flags)
+                    )
         except OSError:
             self.close()
         if self.fileno() >= 0:
-            self._poller.register(self, events)
+            self._poller.register(self, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
 
     def _drop(self, sent: int) -> None:
         """Remove sent bytes from the queue."""
@@ -85,7 +85,8 @@ class LocalConnection:
 
     def receive(self) -> Received | None:
         """Return the next message, or None if it has not arrived; never wait."""
-        self._flush()
+        if self._unsent:
+            self._flush()
         return next(self._incoming, None)
 
     def _read(self) -> Iterator[Received | None]:
