@@ -1,4 +1,4 @@
-"""The status card, which shows a cluster's processes and their states live in a notebook."""
+"""The status card: a live display of a cluster's processes and their states in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distkit.views.widget.snapshot import HtmlSnapshot
 
 _COLUMNS = ("node", "host", "pid", "device", "state")
-#: The card looks like the views: a card with a chip per process, in the rank's color.
+#: Style of the card, which resembles the views and has a chip for each process.
 _STYLE = """
 .distkit-card { padding: 10px 18px 13px; max-width: 1600px; border-radius: 12px;
   border: 1px solid var(--jp-border-color2, #c8ced4);
@@ -122,7 +122,7 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
 
 
 class Card:
-    """A live status display in the output of the cell that created the cluster."""
+    """The live status display of a cluster, in every notebook cell that shows it."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor

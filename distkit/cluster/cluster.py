@@ -49,7 +49,7 @@ _cells = CellRegistry(lambda cluster: cluster.stop())
 
 
 class Cluster:
-    """Real ``torch.distributed`` ranks behind this notebook or script.
+    """Real ``torch.distributed`` ranks that this notebook or script controls.
 
     The constructor returns immediately and shows a status card; the first use waits until the
     ranks are ready. All processes end when :meth:`stop` is called, at the end of the ``with``
@@ -58,13 +58,13 @@ class Cluster:
     Args:
         ranks: number of ranks, default 4.
         workers: alias of ``ranks`` for clusters with parameter servers.
-        servers: number of parameter servers; a scheduler starts with them. On several machines,
-            servers are assigned round-robin, and the scheduler runs on the first machine.
+        servers: number of parameter servers; if there are any, a scheduler is started too. On
+            several machines, servers are assigned round-robin, and the scheduler runs on the first.
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank, or None to share the available processors equally.
         hosts: number of ranks on each machine, started over SSH: ``{"alpha": 2, "beta": 2}``; or a
-            list of machines, which get the ranks in blocks.
+            list of machines, to which the ranks are assigned in blocks.
         engines: ipyparallel launcher that starts the ranks: "slurm", "mpi", "ssh", …. A site can
             set this and other arguments for calls that specify no machines, as a JSON object in the
             environment variable ``DISTKIT_CLUSTER``.
@@ -73,11 +73,11 @@ class Cluster:
             right interface; or a listening socket. Detected by default.
         timeout: time limit for other machines to connect [s]; the time that a job spends in the
             queue does not count.
-        options: configuration of the launcher on other machines, such as ``ssh_args=[…]`` or
-            ``account="physics"``.
+        options: options of the launcher that starts ranks on other machines, such as
+            ``ssh_args=[…]`` or ``account="physics"``.
 
     Raises:
-        StartError: this machine cannot meet the request; the message names what is available.
+        StartError: the request is invalid or cannot be met; the message explains why.
 
     Example:
         >>> import distkit as dk
@@ -156,7 +156,7 @@ class Cluster:
         The engines keep running when this cluster is stopped; a rank exits with its engine.
 
         Args:
-            cluster: an ``ipyparallel.Client``, or the name of its profile or cluster.
+            cluster: an ``ipyparallel.Client``, or the name of a profile or of a cluster.
             servers: number of parameter servers, on the engines' machines.
             device: see :class:`Cluster`.
             backend: see :class:`Cluster`.
@@ -184,7 +184,7 @@ class Cluster:
         return self
 
     def _open_remote(self, remote: Any, servers: int) -> None:
-        """Start processes on other machines; the plan is refined once they connect."""
+        """Start processes on other machines; the plan is refined once the machines connect."""
         devices = ("cpu",) * remote.count
         plan = Plan(remote.count, servers, "gloo", devices, 1, "on other machines")
         self._open(plan, remote.start)
@@ -220,7 +220,7 @@ class Cluster:
         """Run a function or a torchrun-style script on every rank and wait until it has finished.
 
         The function is pickled with everything it captures. All ranks get the same ``args`` and
-        ``kwargs``; ``dist.get_rank()`` returns the rank. A ``.py`` path runs as ``__main__``
+        ``kwargs``; ``dist.get_rank()`` returns the rank. A ``.py`` file runs as ``__main__``
         with ``args`` as its arguments. Deadlocked ranks are stopped with an explanation, unless
         ``wait_forever`` is set. Each run has its own processes, as under torchrun, so the
         function's settings, threads and child processes end with the run.
@@ -233,7 +233,7 @@ class Cluster:
 
         Raises:
             DeadlockError: ranks waited for each other forever; the message explains where and why.
-            RankError: the function raised on a rank; the others were stopped.
+            RankError: the function raised on a rank; the other ranks were stopped.
             RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
             ClusterError: another run is in progress.
@@ -407,7 +407,7 @@ class Cluster:
             run.interrupt()
 
     def kill(self, name: str) -> None:
-        """Kill a process on any machine with SIGKILL and wait until it has exited.
+        """Kill a process on any machine with SIGKILL and wait for it to exit.
 
         Args:
             name: the process's name on the status card: "rank 1", "server 0", "scheduler".
@@ -443,7 +443,7 @@ class Cluster:
     def client(self) -> Any:
         """The ``ipyparallel.Client`` of the engines that run ``%%ranks`` cells.
 
-        Each engine is a rank of one process group. The engines start on first use.
+        Each engine is one rank of the same process group. The engines start on first use.
 
         Example:
             >>> cluster.client[:].apply_sync(dist.get_rank)  # doctest: +SKIP

@@ -1,8 +1,8 @@
 """Runs ``%%ranks`` cells and ``%px`` on an ipyparallel cluster with one engine per rank.
 
-Unlike the ranks of a run, engines and their variables persist between cells. Engines start with the
-first cell. Killing a cell terminates its engines. Cells cannot use a parameter server, because
-servers are started for each run.
+Unlike the ranks of a run, engines and their variables persist between cells. Engines start on first
+use. If a cell cannot be interrupted, the engines that run it are killed. Cells cannot use a
+parameter server, because servers are started for each run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ REGISTRATION_TIMEOUT = 120.0
 class Engines(Ranks):
     """Ranks that run cells.
 
-    ``usable`` is False after a process has exited, or if the process group is not intact;
-    ``loss_reported`` is True if a run has warned about the loss.
+    ``usable`` is False after a process has exited, or if the process group is not intact.
+    ``loss_reported`` is False if a process exited while no cell was running, so that no cell has
+    warned about the lost variables.
     """
 
     role, kind = "distkit.cluster.processes.roles:engine", "engine"

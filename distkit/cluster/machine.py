@@ -1,9 +1,9 @@
 """Queries the processors, memory and GPUs that this machine, container or pod provides.
 
 In a container the host's numbers are too large (Binder: 1 CPU and 2 GB of a 64-core host), so the
-cgroup's quota applies. The doctor sends this file to machines where distkit may not be installed,
-so its top level imports only the standard library. It does not use CUDA, because a process that has
-initialized CUDA cannot be forked.
+cgroup's limits apply. The doctor sends this file to machines where distkit may not be installed,
+so its top level imports only the standard library. The GPUs are listed without CUDA, because the
+forks of a process that has initialized CUDA cannot use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 _CGROUP, _PROC_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-#: Timeout of nvidia-smi [s]; a cold driver needs most of it.
+#: Timeout of nvidia-smi [s], which is slow if it must first load the driver.
 SMI_TIMEOUT = 20.0
 
 Json = dict[str, Any]

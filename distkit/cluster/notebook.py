@@ -1,4 +1,4 @@
-"""Maps source files to notebook cells, reads their text, and warns at a user's line."""
+"""Labels source lines with their notebook cells, reads source text, and warns at user lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_notebook() -> bool:
 
 
 def running_cell_id() -> str | None:
-    """Return the id of the running notebook cell, or None if the front end does not send it."""
+    """Return the id of the running notebook cell, or None if it is unknown."""
     if not in_notebook():
         return None
     parent = shell().kernel.get_parent("shell") or {}
@@ -51,7 +51,9 @@ def running_cell_id() -> str | None:
 
 
 class CellRegistry:
-    """A registry of objects by cell. Running a cell again ends its previous objects.
+    """A registry of the objects that notebook cells have created.
+
+    When a cell is run again and adds an object, the objects of its earlier runs are ended.
 
     Args:
         end: called to end an object.
@@ -95,7 +97,7 @@ class Cell:
     __name__ = "cell"
 
     def __call__(self, namespace: dict[str, Any]) -> Any:
-        """Run the cell. If it ends with an expression, print and return the value."""
+        """Run the cell. If it ends with an expression, return its value; print it unless None."""
         tree = ast.parse(self.source, self.file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, self.file, "exec"), namespace)

@@ -1,4 +1,4 @@
-"""Pickles functions for the ranks with cloudpickle and names unpicklable objects."""
+"""Pickles functions for the ranks with cloudpickle and identifies unpicklable objects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if not Path(fn).is_file():
             raise FileNotFoundError(f"{fn}: script not found. Pass the path of a .py file.")
         fn = Path(fn).resolve()
-        add_user_file(str(fn))  # treat its lines as the user's in any folder
+        add_user_file(str(fn))  # its lines are user code, whatever its folder
         args = tuple(map(str, args))
     elif not callable(fn):
         raise TypeError(
@@ -49,7 +49,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         with _pickle_user_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
-        # a module's global cannot be pickled: let the ranks import the module
+        # a module's global cannot be pickled: make the ranks import the module
         with suppress(Exception):
             return dumps((fn, args, kwargs))
         raise NotPicklableError(_explain_failure(fn, args, kwargs)) from None
@@ -89,7 +89,7 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _candidates(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield a description of every object that is pickled with a call, and the object."""
+    """Yield a description and the value of each argument and captured variable of a call."""
     for i, value in enumerate(args):
         yield f"argument {i}", value
     for key, value in kwargs.items():

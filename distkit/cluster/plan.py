@@ -1,8 +1,8 @@
 """Plans a cluster before anything starts: the number of processes, their devices, and the backend.
 
-No side effects: it computes a plan from the machine's resources, or raises :class:`StartError`. The
-status card, the doctor and errors quote its explanations. nvidia-smi lists the machine's GPUs
-(:func:`distkit.cluster.machine.gpus`).
+Planning has no side effects: it computes a plan from the machine's resources, or raises
+:class:`StartError`. The status card, the doctor and error messages quote the reasons for the plan.
+The machine's GPUs are those that nvidia-smi lists (:func:`distkit.cluster.machine.gpus`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from distkit._format import count, human_bytes, joined, named
 from distkit.errors import StartError
 
-#: Memory per additional rank [bytes]: torch is shared by fork, and small tensors are included.
+#: Memory per additional rank [bytes], including small tensors; forked ranks share torch's memory.
 RANK_BYTES = 90_000_000
 
 #: Default number of ranks.
@@ -206,8 +206,8 @@ def assign_devices(
 ) -> tuple[tuple[str, ...], str, str]:
     """Return each rank's device, the backend, and the reason, which the status card shows.
 
-    Ranks are assigned to GPUs round-robin. The backend is NCCL if each rank has its own GPU, else
-    gloo, which needs copies in host memory.
+    Ranks are assigned to GPUs round-robin. By default, the backend is NCCL if each rank has its own
+    GPU, else gloo, which transfers messages between GPUs through host memory.
 
     Raises:
         StartError: an argument is invalid, or the request cannot be met; the message names what is
@@ -264,7 +264,7 @@ def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
 
 
 def _why_not_nccl(devices: Sequence[str], gpus: Gpus) -> str:
-    """Explain why NCCL cannot connect ranks on these devices, or "" if it can."""
+    """Explain why NCCL cannot connect ranks on these devices, or return "" if it can."""
     if not gpus.nccl:
         return "torch is built without NCCL"
     shared_device, sharers = Counter(devices).most_common(1)[0]

@@ -78,7 +78,7 @@ class Supervisor:
             self._set_stage("failed")
             self._kill_all()
         finally:
-            if self.closed:  # stopped while starting: kill the processes started since then
+            if self.closed:  # stopped while starting: kill the processes started meanwhile
                 self._kill_all()
             self.ready.set()
 

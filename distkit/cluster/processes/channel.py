@@ -2,9 +2,9 @@
 
 Most channels are socket pairs, which are inherited or passed as file descriptors, so no other
 process can connect. The others use a socket in a folder that only the user can access. Messages are
-plain values, and receiving one executes no code, because the other end may run an untrusted
-program. When the other end dies, :meth:`Channel.recv` raises EOFError immediately, so a channel is
-also a lifeline.
+plain values, and receiving one executes no code, because the other process may run an untrusted
+program. When the other process exits, :meth:`Channel.recv` raises EOFError immediately, so a
+channel is also a lifeline.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Channel:
         self.close()
 
     def shutdown(self) -> None:
-        """Shut the connection down; both ends raise EOFError after the messages already sent."""
+        """Shut the connection down; ``recv`` raises EOFError after the messages already sent."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -119,7 +119,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close inherited channels in a forked child, so that they close when their owner exits."""
+    """Close inherited channels in a forked child, so that a channel closes when its owner exits."""
     for channel in _channels:
         channel._sock.close()
 

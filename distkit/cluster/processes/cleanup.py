@@ -3,9 +3,9 @@
 A folder contains sockets and rendezvous files. All folders of a Jupyter kernel or a script have a
 common prefix, and the subreaper removes them after that process exits, for whatever reason.
 
-A rank's descendants are its children, their children, and daemons in their own sessions. On Linux,
-each rank, the fork server and its parent are child subreapers: they adopt the orphans below them,
-so no process escapes. The fork server adopts a rank's remaining children when the rank exits, and
+A rank's descendants are its children, their children and so on, including daemons. On Linux, each
+rank, the fork server and its parent are child subreapers: they adopt their orphaned descendants, so
+no process escapes. The fork server adopts a rank's remaining children when the rank exits, and
 its parent adopts them when the fork server exits. Other systems have only process groups.
 """
 

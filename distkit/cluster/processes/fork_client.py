@@ -63,7 +63,7 @@ class Child:
         self.pid = 0  # until it has started
         self.status: int | None = None  # exit status, negative for a signal
         self._status_event = threading.Event()
-        #: The exit status, set after the process's last message was handled.
+        #: The exit status, set once the process's last message has been handled.
         self._exit: futures.Future[int] = futures.Future()
 
     def wait_for_start(self) -> None:
@@ -98,7 +98,7 @@ class Child:
         return bool(futures.wait([self._exit], timeout).done)
 
     def set_exit_status(self, status: int) -> None:
-        """Set the exit status; the callbacks follow after the last message was handled."""
+        """Set the exit status; callbacks are called once the last message has been handled."""
         self.status = status
         # children of the process may keep the other end open
         self.server.shut_down_channel(self.channel)
@@ -247,7 +247,7 @@ class LocalForkClient(ForkClient):
         """Create a folder that only this user can access, for ``processes`` processes.
 
         Raises:
-            StartError: there is too little space.
+            StartError: the folder cannot be created.
         """
         return cleanup.make_folder(self._prefix, processes)
 
@@ -345,7 +345,7 @@ _server_lock = threading.Lock()
 
 
 def server() -> LocalForkClient:
-    """Return this process's fork server; start it if necessary, unless this process is exiting."""
+    """Return the client of this machine's fork server, which is started if necessary."""
     global _server
     with _server_lock:
         if _server is None or (_server.lost.is_set() and not _server.closed):

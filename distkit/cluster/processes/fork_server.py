@@ -64,7 +64,7 @@ class ForkServer:
     """
 
     def __init__(self, channel: Channel) -> None:
-        gc.disable()  # it would make imports a quarter slower; do_fork collects
+        gc.disable()  # collections would slow imports down by a quarter; do_fork runs one
         self.channel, self.parent = channel, os.getppid()
         self.children: dict[int, ForkedChild] = {}  # by pid
         adopt_orphans()
@@ -112,7 +112,7 @@ class ForkServer:
     def do_call(self, fd: int | None, target: str) -> None:
         """Import ``target`` ("module") for future children, or call it ("module:function").
 
-        An import may take seconds, during which the kernel may exit.
+        An import may take seconds, so a timer checks whether the kernel has exited meanwhile.
         """
         signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
         try:

@@ -152,7 +152,7 @@ def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
 
 
 def set_seeds(seed: int | None = None) -> None:
-    """Seed the generators of torch (on all devices), numpy and Python; randomly if None."""
+    """Seed the generators of torch (on all devices), numpy and Python; randomly without a seed."""
     import torch
 
     seed = secrets.randbits(64) if seed is None else seed

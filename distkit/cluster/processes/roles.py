@@ -62,8 +62,9 @@ def preload_engines() -> None:
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
     """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
 
-    It does not use TCP, because the controller picks free ports before it binds them, so concurrent
-    starts collide. CURVE authenticates the connections, and an HMAC key signs every message.
+    TCP is not used, because the controller picks free ports some time before it binds them, so
+    concurrent starts may collide. CURVE authenticates the connections, and every message is signed
+    with an HMAC key.
 
     ``period`` is the heartbeat period [ms]: an engine is registered after its first heartbeat.
     ``misses`` is the number of heartbeats that an engine may miss.
@@ -182,7 +183,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
             service.handle_departure(*command[1:])
             return
         flusher.flush()
-        if command == "quiesce":  # the run is ending: do not record the consequences
+        if command == "quiesce":  # the run is ending: do not record what follows
             service.quiesced = True
             recorder.set_current(None)
         lifeline.send(("flushed", command))

@@ -35,7 +35,7 @@ class Outbox:
 
     def emit(self, run: int, kind: str, data: Any) -> None:
         """Queue a message after the previous ones."""
-        if kind == "rows":  # a step shows the output before its events
+        if kind == "rows":  # so that a step's output arrives before its events
             self.emit_output()
         self._queue.put((run, kind, data))
 
@@ -76,7 +76,7 @@ class Outbox:
 
     @contextmanager
     def redirect_streams(self, run: int) -> Iterator[None]:
-        """Send the output that is printed in the block."""
+        """Redirect ``sys.stdout`` and ``sys.stderr`` to the pipes in the block."""
         self._run, previous = run, (sys.stdout, sys.stderr)
         streams = sys.stdout, sys.stderr = [pipe.stream() for pipe in self._pipes]
         try:
@@ -94,7 +94,7 @@ class Pipe:
 
     Args:
         name: the stream, "stdout" or "stderr".
-        emit: called, from any thread, with the name and the next part of the output.
+        emit: called, from any thread, with the name and the next chunk of output.
     """
 
     def __init__(self, name: str, emit: Callable[[str, str], None]) -> None:

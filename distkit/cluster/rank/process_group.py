@@ -66,7 +66,8 @@ class Group:
     def enter(self, run: int) -> None:
         """Wait for the other ranks of a run, so that its trace excludes startup skew.
 
-        Otherwise a rank might also end before all have joined and leave the others waiting.
+        This also prevents a rank from ending before all ranks have joined the group, which would
+        leave the others waiting.
         """
         name = f"distkit/entered/{run}"
         self._store.set(f"{name}/{self.spec.rank}", "")
@@ -109,7 +110,7 @@ class Group:
         Scripts for torchrun begin with this call and end with ``destroy_process_group``. A second
         call without a destroy in between raises an error, as in torch.
         """
-        undo = ExitStack()  # never closed: the process ends with its run
+        undo = ExitStack()  # never closed: the hooks stay until the process exits
         for module in (dist, c10d):
             hook(undo, module, "init_process_group", self._init_hook)
         hook(undo, c10d, "_new_process_group_helper", self._new_group_hook)
@@ -161,7 +162,7 @@ class PollingStore(dist.Store):
     """A ``dist.Store`` whose waits poll for their keys.
 
     Args:
-        call: a function that gets a method's name and arguments, and calls this method of the
+        call: a function that takes a method's name and arguments, and calls the method on the
             ``dist.Store`` that holds the values.
     """
 

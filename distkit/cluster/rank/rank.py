@@ -1,4 +1,4 @@
-"""A rank: the program of each forked process.
+"""The process of a rank, which runs the user's function.
 
 A rank has a lifeline (a :class:`Channel` to the process that started the cluster), a process
 group, and :meth:`Rank.execute`, which runs one function. When the lifeline closes, the rank and its
@@ -146,7 +146,7 @@ class Rank:
         os.killpg(0, signal.SIGKILL)
 
     def _raise_in_cell(self, run: int) -> bool:
-        """Raise Released in the cell; return False if the cell waits in C++ and does not end."""
+        """Raise Released in the cell; return False if it does not end, because it waits in C++."""
         self._released_run = run
         if run != self._current_run:
             return True
@@ -155,7 +155,7 @@ class Rank:
 
     @contextmanager
     def _interruptible(self, run: int) -> Iterator[None]:
-        """Let signals and the kernel interrupt the block."""
+        """Allow signals and the kernel to interrupt the block."""
 
         def on_signal(*_: Any) -> None:
             raise Released if self._released_run == run else KeyboardInterrupt(SIGINT)
@@ -186,7 +186,7 @@ class Rank:
         incarnation, self._error = options["incarnation"], None
         try:
             self.group.is_replacement = incarnation > 0
-            if not (self.group.is_replacement or self._runs_cells):  # an engine has joined
+            if not (self.group.is_replacement or self._runs_cells):  # an engine has already joined
                 self.group.join()
             with (
                 self._recording(options, emit, outcome),
@@ -234,7 +234,7 @@ class Rank:
 
     @contextmanager
     def _kvstore(self, options: dict[str, Any], emit: Emit) -> Iterator[None]:
-        """Let the function create its KVStore, in a cluster with servers."""
+        """Allow the function to create a KVStore if the cluster has servers."""
         if options["node"] is None:
             yield
             return
@@ -269,7 +269,7 @@ class Rank:
             gate.on_wait = run_recorder.request_flush
             tap.before.append(lambda op, nbytes: gate.wait())
         injector = FaultInjector(options["faults"], self.spec.rank)
-        # an injector slows each call
+        # only if needed, because an injector slows down every call
         tap.before += [injector] if options["faults"] != Faults() else []
         recorder.set_current(run_recorder)
         try:
@@ -318,7 +318,7 @@ class Gate:
         self._changed = threading.Condition()
 
     def allow(self, count: int | None) -> None:
-        """Add ``count`` permits, or permit all if None. May be called from any thread."""
+        """Add ``count`` permits, or unlimited permits if None. May be called from any thread."""
         with self._changed:
             self._permits += float("inf") if count is None else count
             self._changed.notify_all()
@@ -341,8 +341,8 @@ def run_script(path: Path, argv: Iterable[str]) -> None:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as end:  # scripts often end with sys.exit(main())
-        if end.code not in (None, 0):
+    except SystemExit as error:  # scripts often end with sys.exit(main())
+        if error.code not in (None, 0):
             raise
 
 
@@ -368,7 +368,7 @@ def _dump_result(value: Any) -> bytes:
 
 # -- processes that the program starts -------------------------------------------------------------
 # The processes that a program starts are not ranks. They must behave like children of a plain
-# Python process: multiprocessing.Pool ends them with SIGTERM, and a DataLoader's workers print.
+# Python process: multiprocessing.Pool must be able to terminate them with SIGTERM, for example.
 
 
 def _end_child() -> None:
@@ -382,7 +382,7 @@ def _end_child() -> None:
 
 
 def _reduce(pickler: Any, obj: Any) -> Any:
-    """Pickle functions and classes from a notebook by value, since no module exports them."""
+    """Pickle functions and classes with cloudpickle, since those of a notebook have no module."""
     if not isinstance(obj, FunctionType | type):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(obj),)

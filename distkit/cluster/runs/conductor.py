@@ -44,7 +44,7 @@ MAX_DIAGNOSED_EVENTS = 10_000
 #: Maximum number of replacements of a process in a run, because its failure may be permanent.
 MAX_REPLACEMENTS = 3
 
-#: Interval between checks while some ranks still compute [s]; doubled after each harmless result.
+#: Interval between checks while some ranks still compute [s]; doubled if a check finds no deadlock.
 CHECK_INTERVAL = 1.0
 
 #: State of the cluster after a failed run, in error messages.
@@ -70,7 +70,7 @@ class RankController:
         """Replace a rank that has exited, in a cluster with a parameter server."""
 
     def collect_events(self) -> None:
-        """Collect the remaining events from other processes after all ranks have ended."""
+        """Collect the events that servers and the scheduler have not sent yet."""
 
 
 class Conductor:
@@ -84,7 +84,7 @@ class Conductor:
         stepped: whether every rank pauses before each communication call.
         wait_forever: whether the run continues when its ranks are deadlocked.
         expected_exits: the ranks that ``dk.inject_faults`` will kill.
-        conclusion: clause about the cluster after the run, for error messages.
+        conclusion: clause about the state of the cluster after the run, for error messages.
         is_cell: whether the run executes a ``%%ranks`` cell, whose processes persist.
     """
 
@@ -118,12 +118,13 @@ class Conductor:
         self._interrupted, self._conclusion = False, conclusion
         self.abandoned = ""  # why the run was ended, regardless of its ranks' states
         self.changed = threading.Condition()
-        self.on_end: Callable[[], None] = lambda: None  # a rank has ended, or was replaced
+        #: Called after a rank has ended, or has been replaced.
+        self.on_end: Callable[[], None] = lambda: None
         self.finished_event, self.finish_lock = threading.Event(), threading.RLock()
         self._start_time = self.seconds = 0.0
         self.error: RunError | None = None
-        self._interrupt_findings: list[Finding] = []  # when the run was interrupted
-        self._trace: Trace | None = None  # when it is complete
+        self._interrupt_findings: list[Finding] = []  # at the time of an interrupt
+        self._trace: Trace | None = None  # set once it is complete
 
     # -- state -------------------------------------------------------------------
 
@@ -430,7 +431,7 @@ class Conductor:
 
 
 class DeadlockWatchdog:
-    """Detects deadlocks among the ranks of one run from their reports of their waits.
+    """Detects deadlocks among the ranks of one run from the waits that they report.
 
     A waiting rank periodically reports the start of its wait. If the waits of several ranks include
     the same instant, the trace contains everything that these ranks did before it, and none of them
@@ -440,7 +441,7 @@ class DeadlockWatchdog:
 
     def __init__(self) -> None:
         #: By rank: the operations that its threads wait in, the start of the wait, and a later time
-        #: at which the rank still waited.
+        #: at which the rank was still waiting.
         self.waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._harmless_key: object = None  # state of the waits at the last check without a deadlock
         self._key: object = None

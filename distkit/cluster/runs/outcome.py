@@ -78,7 +78,7 @@ class Outcome:
 
     Attributes:
         rank: the rank.
-        result: the result, pickled.
+        result: the result, pickled, or the bytes themselves in a run with ``raw``.
         result_type: name of the result's class.
         remark: why the result is missing, if this is not an error.
         error: the exception that the function raised.
@@ -88,7 +88,7 @@ class Outcome:
         intact: whether the next cell can use the process.
         collectives: number of issued collectives, by group.
         missed: faults of :func:`distkit.inject_faults` that did not occur.
-        recorded: the recorder's counts and unwaited calls, for the trace.
+        recorded: the recorder's statistics and the unwaited calls, for the trace.
     """
 
     rank: int

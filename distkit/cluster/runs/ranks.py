@@ -1,6 +1,6 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
-Like torchrun, but ranks are forked from a process that has already imported torch, so a run starts
+Unlike torchrun, ranks are forked from a process that has already imported torch, so a run starts
 fast. The ranks exit with the run, together with their children.
 """
 
@@ -76,7 +76,7 @@ class ProcessHost:
         }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval to the local clock, and shorten it by the maximum error."""
+        """Convert an interval to the local clock, and shorten it by the clocks' maximum error."""
         return since, until
 
     def remove_files(self, name: str) -> None:
@@ -126,7 +126,7 @@ class Ranks(RankController):
         self.run: Conductor | None = None
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
-        self._name = f"run-{number}"  # its files start with it
+        self._name = f"run-{number}"  # prefix of the names of its files
         #: Whether :meth:`close` was called, and whether all nodes have registered.
         self._closed = self._registered = False
         self._keys: tuple[str, str] | None = None  # the servers' public and secret key
@@ -230,7 +230,7 @@ class Ranks(RankController):
         return next(h for h in self.hosts if i in (h.ranks if role == "rank" else h.servers))
 
     def info(self) -> RunInfo:
-        """Return the metadata of the processes for the trace; pids are "" until they start."""
+        """Return the processes' metadata for the trace; a pid is "" until the process starts."""
         plan, role = self.plan, "worker" if self.plan.servers else "rank"
         nodes = {r: (f"{role} {r}", role, device) for r, device in enumerate(plan.devices)}
         for n, (role, i) in self.servers.items():
@@ -262,7 +262,7 @@ class Ranks(RankController):
         run.live.offset = lambda rank: self.host(rank).clock
         self.run = run
         for node, child in self.children.items():
-            if child.status is not None:  # an engine, which exited before this call
+            if child.status is not None:  # an engine that exited before this call
                 self._on_exit(node, child, child.status)
         if not self.children:
             self.start()
@@ -365,8 +365,7 @@ class Ranks(RankController):
     def _on_exit(self, node: int, child: Child, status: int) -> None:
         """Report the exit of a process.
 
-        Exits after the run, and exits of processes that were already replaced, only refresh the
-        observers.
+        After the run, or if the process has already been replaced, only ``on_change`` is called.
         """
         run = self.run
         if run is not None and not run.finished:
@@ -379,7 +378,7 @@ class Ranks(RankController):
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
-        """Let the server's backup take over; without one, requests to the server fail.
+        """Report a server's exit, so that its backup takes over; without a backup, requests fail.
 
         End the run if the scheduler has exited, or if some node has not registered yet.
         """

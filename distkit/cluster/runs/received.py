@@ -86,7 +86,7 @@ class LiveTrace:
             self.info = structs.replace(self.info, **fields)
 
     def begin_process(self, rank: int) -> None:
-        """Attribute further events of a rank to a new process."""
+        """Attribute later events of a rank to a new process."""
         self._first_seq[rank] += SEQ_STRIDE
         self.rows[rank] = 0
 
@@ -136,7 +136,7 @@ class LiveTrace:
     # -- subscribers ------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
+        """Call ``callback`` with all events so far, each new batch, and finally an empty list."""
         with self._unpack_lock:
             if table := self._table():
                 callback(table)

@@ -34,7 +34,8 @@ from distkit.trace.calls import at, last_call
 from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
-#: Exceptions this close together are ordered by rank, since a busy machine delays some [s].
+#: Exceptions within this time of the first [s] count as simultaneous, since a busy machine delays
+#: some of them.
 SIMULTANEOUS = 0.1
 
 
@@ -79,7 +80,11 @@ def _stop_positions(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def notable(findings: Iterable[Finding], *, in_cell: bool = False) -> list[Finding]:
-    """Return the findings, except for stragglers and messages that a later cell may match."""
+    """Return the findings to show.
+
+    Stragglers are omitted, and so are a cell's unmatched messages, since a later cell may match
+    them.
+    """
     unmatched = {rules.no_receiver.code, rules.no_sender.code} if in_cell else set()
     return [f for f in findings if f.code not in {rules.straggler.code, *unmatched}]
 
@@ -123,7 +128,7 @@ def run_error(name: str, outcomes: list[Outcome], trace: Trace) -> RunError | No
 def _first_cause(errors: list[tuple[Outcome, Failure]]) -> tuple[int, Failure]:
     """Return the first exception; if several are simultaneous, the lowest rank's.
 
-    A KVStoreError may be the consequence of another exception.
+    A KVStoreError comes last, because it may be the consequence of another exception.
     """
     first = min(e.time for _, e in errors)
     simultaneous = [(o.rank, e) for o, e in errors if e.time - first < SIMULTANEOUS]

@@ -59,7 +59,7 @@ class Run:
         return f"<Run {self.number} of {self.name}: {state}>"
 
     def _ipython_display_(self) -> None:
-        """Show the timeline, at most once in a cell."""
+        """Show the timeline; a timeline that :func:`follow` has shown is removed."""
         from IPython.display import display
 
         from distkit.views.timeline.view import Timeline
@@ -143,7 +143,7 @@ class Run:
         Raises:
             RankError: the function raised on a rank, or a rank died.
             DeadlockError: ranks waited for each other forever; the message explains where and why.
-            RunInterrupted: the run was interrupted by ``cluster.interrupt()``.
+            RunInterrupted: the run was interrupted, for example by ``cluster.interrupt()``.
             KeyboardInterrupt: the wait was interrupted, and all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run continues.
         """
@@ -167,7 +167,7 @@ class Run:
         self._conductor.interrupt()
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
+        """Call ``callback`` with all events so far, each new batch, and finally an empty list."""
         return self._conductor.live.subscribe(callback)
 
     def _warn_once(self) -> None:
@@ -306,7 +306,7 @@ def run_ranks(
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
-    """Wait at most ``timeout`` seconds; the caller prints the output and the warnings.
+    """Wait for a run, at most ``timeout`` seconds; the caller must print its output and warnings.
 
     Returns:
         The new lines of output: rank, "stdout" or "stderr", text.

@@ -1,7 +1,7 @@
 """Steps through a run, forward and back.
 
-The rules are in :class:`distkit.diagnosis.rank_state.WaitForGraph`, which has no side effects; this
-module adds threads and time.
+:class:`distkit.diagnosis.rank_state.WaitForGraph` determines which ranks can continue, without side
+effects; this module adds threads and time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
 
-#: Time without events after which blocked ranks count as settled, since a message may be in transit
-#: until then, and timeout for the explanation of a deadlock [s].
+#: Time without events after which blocked ranks count as settled, since a message may still be in
+#: transit, and timeout for the explanation of a deadlock [s].
 SETTLE_TIME, DIAGNOSIS_TIMEOUT = 0.01, 3.0
 
 
@@ -33,9 +33,9 @@ SETTLE_TIME, DIAGNOSIS_TIMEOUT = 0.01, 3.0
 class Moment:
     """The state of the program between two steps.
 
-    ``choice`` contains the ranks that the step resumed; it is empty at the beginning and after
-    ``finish()``. ``rank_states`` is the state of each rank; ``events`` is the number of events so
-    far; ``time`` is the trace's time [s].
+    ``choice`` contains the ranks that the step resumed; it may be empty, as at the beginning and
+    after ``finish()``. ``rank_states`` is the state of each rank; ``events`` is the number of
+    events so far; ``time`` is the time of the latest event, on the trace's clock [s].
     """
 
     events: int
@@ -48,10 +48,10 @@ class Stepper:
     """A run whose ranks pause before each communication call until they are resumed.
 
     It steps through any program, including DDP, because a rank pauses where torch passes an
-    operation to the backend. A worker of a parameter server pauses before each call of its
-    KVStore, for any number of keys. A push has arrived at the end of its step, so workers that are
-    stepped one after the other reach the servers in this order. Times in the trace exclude the
-    pauses.
+    operation to the backend. A worker of a parameter server pauses before each call to its KVStore,
+    whatever the number of keys. A push has arrived by the end of its step, so the pushes of workers
+    that are stepped one after another reach the servers in the same order. Times in the trace
+    exclude the pauses.
 
     Created by :meth:`distkit.Cluster.step`. In a notebook it is displayed as a cockpit with the
     same controls. As a context manager it ends the run at the end of the block.
@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks), noun=self._conductor.live.info.rank_noun)
         self._event_counts: Counter[int] = Counter()  # number of events of each rank
-        self._resume_counts: dict[int, int] = {}  # by rank: that number when it was resumed
+        self._resume_counts: dict[int, int] = {}  # that number when each rank was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
@@ -94,7 +94,7 @@ class Stepper:
         ``next()`` moves one moment forward instead.
 
         Raises:
-            StepError: the run has ended, the rank does not exist, or is not paused.
+            StepError: the run has ended, or the rank does not exist or cannot be resumed.
             RankError, DeadlockError: the run ended in this step.
         """
         with self._step_lock:
@@ -103,9 +103,9 @@ class Stepper:
             return self._step(self._choose(rank))
 
     def play(self, speed: float = 1.0) -> Stepper:
-        """Take ``speed`` steps per second, until the end, :meth:`pause` or the stop button.
+        """Take at most ``speed`` steps per second, until the run ends or :meth:`pause` is called.
 
-        While looking back it replays the moments so far, without resuming ranks.
+        While looking back, it only replays the moments so far.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.
@@ -202,7 +202,7 @@ class Stepper:
 
     @property
     def findings(self) -> list[Finding]:
-        """The deadlock of a blocked run, or the findings of a finished run."""
+        """The findings about a deadlock, or all findings of a finished run."""
         if self.run.finished:
             return self.run.findings
         return [f for f in self.run.findings if f.hang] if self._is_deadlocked() else []
@@ -213,7 +213,7 @@ class Stepper:
         return "" if self.run.error is None else str(self.run.error)
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
-        """Call ``callback`` with all events so far, with each new batch, and finally with none."""
+        """Call ``callback`` with all events so far, each new batch, and finally an empty list."""
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
