@@ -1,7 +1,7 @@
 """Causes of stuck ranks, found in the wait-for graph. No side effects.
 
-Each function receives the operations of the stuck ranks that no finding explains yet. It returns a
-finding and the stuck ranks that it explains, or None.
+The public functions that return a :data:`Cause` receive the operations of the stuck ranks that no
+finding explains yet. They return None if they find nothing.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _wrong_destination(evidence: Evidence, span: Span) -> Finding | None:
 
 
 def _in_wait_chain(evidence: Evidence, span: Span) -> bool:
-    """Return whether a chain of waiting ranks leads from this message back to its rank.
+    """Return whether a chain of waiting ranks leads from this call back to its own rank.
 
     A chain is ignored if each of its ranks has an unmatched send other than the call that it waits
     in: such a send is misdirected.
@@ -160,8 +160,8 @@ def _in_wait_chain(evidence: Evidence, span: Span) -> bool:
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:
         chain.append(rank)
-        rank_state = evidence.stuck.get(rank)
-        rank = rank_state.peer if rank_state is not None and rank_state.op in P2P else None
+        wait = evidence.stuck.get(rank)
+        rank = wait.peer if wait is not None and wait.op in P2P else None
     misdirected = {
         s.rank
         for s in evidence.unmatched
@@ -226,7 +226,7 @@ def _no_partner(evidence: Evidence, span: Span, absent: list[int]) -> Finding:
 
 
 def _not_called(evidence: Evidence, waits: Stuck, absent: list[int]) -> Finding:
-    """Return the finding for a collective that some ranks wait in and others never called."""
+    """Return the finding for a collective that some ranks wait in and others did not call."""
     span = waits[min(waits)]
     unused_parameters = find_unused_parameters(evidence, absent, waits.values())
     if "gradients" in span.attributes and unused_parameters is not None:

@@ -28,7 +28,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
     Args:
         trace: a live or saved trace. ``info.ends`` states how each rank ended, and ``info.groups``
             the members of each group. If the trace has lost events, or if its calls cannot be
-            matched, only failed ranks and the limits of the recording are reported.
+            matched, only failed ranks and the limitations of the recording are reported.
 
     >>> from distkit.events import Event, Op, State
     >>> states = State.STARTED, State.BLOCKED
@@ -44,7 +44,7 @@ def diagnose(trace: EventLog) -> list[Finding]:
 
 
 class _Diagnosis:
-    """Finds causes one by one. ``explained_ranks`` are the stuck ranks that they explain."""
+    """Finds causes one by one, and keeps track of the stuck ranks that they explain."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.explained_ranks = evidence, set[int]()
@@ -83,7 +83,7 @@ class _Diagnosis:
                 self._leaving_calls.add((rank, span.seq))
                 waiting = self._mark_explained({rank}, extra={rank})
                 yield self._add_waiting(finding, [r for r in waiting if r != rank], extra=[rank])
-        for rank, end in self.evidence.ends.items():  # released in a call made during an exception
+        for rank, end in self.evidence.ends.items():  # ranks that failed in such a call
             last = self.evidence.last(rank)
             if end.is_failure and last is not None and self.evidence.raising(last):
                 self._leaving_calls.add((rank, last.seq))
@@ -208,7 +208,7 @@ class _Diagnosis:
         )
 
 
-#: Matches addresses and rank numbers, which identify one rank, in an error's text.
+#: Matches the parts of an error's text that are specific to one rank.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+| for rank \d+")
 
 #: Matches numbers, which may differ between two ranks' texts of the same error.

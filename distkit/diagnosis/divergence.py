@@ -142,7 +142,7 @@ def shifted(
 
 
 def _has_more(one: list[Span], other: list[Span]) -> bool:
-    """Return whether ``one`` equals ``other`` after some extra calls."""
+    """Return whether ``one`` starts with extra calls and then equals ``other``."""
     a, b = ([(s.op, s.where) for s in row] for row in (one, other))
     if not a or not b or a[0] == b[0]:
         return False

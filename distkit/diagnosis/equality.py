@@ -1,6 +1,6 @@
 """Compares two recorded training runs and finds the first loss, gradient or weight that differs.
 
-No side effects. It reads what :func:`distkit.watch_gradients` has recorded in runs or saved traces.
+No side effects. The values are those that :func:`distkit.watch_gradients` has recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HasTrace(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """A loss, gradient or weight that differs in two runs.
+    """A loss, gradient or weight that differs between two runs.
 
     ``step`` counts from 1, and is 0 for the initial weights. ``what`` is "loss", "gradient" or
     "weights". ``layer`` is empty for a loss. ``rank`` is a rank of the first run. ``text``
@@ -60,7 +60,7 @@ class Comparison:
 
     ``first`` is the first difference, or None. ``exact`` is true if all compared values are
     bitwise equal. ``largest`` is the largest relative difference within the tolerance.
-    ``compared`` is the number of steps and parameters, as text.
+    ``compared`` states the numbers of steps and parameters as text.
     """
 
     first: Difference | None
@@ -85,14 +85,15 @@ def equal(
 ) -> Comparison:
     """Compare two training runs step by step: losses, gradients after the all-reduce, and updates.
 
-    Both must have been recorded with :func:`~distkit.watch_gradients`. If they have different
-    numbers of ranks, each rank is compared with rank 0 of the other run, and the loss is the mean
-    over all examples. Gradients before the all-reduce are not compared.
+    Both must have been recorded with :func:`~distkit.watch_gradients`. Each rank of the first run
+    is compared with the same rank of the other run or, if there is none, with its first rank. A
+    loss is the mean over the examples of all ranks. Gradients before the all-reduce are not
+    compared.
 
-    For gradients of more than 64 elements, 64 elements and the norm are compared. Weights are
-    equal if their checksums are equal; otherwise random projections estimate the difference of the
-    latest updates, relative to the larger one. Differences within the rounding error of the weights
-    are ignored, even for small updates.
+    For gradients of more than 64 elements, 64 elements, the extremes and the norm are compared.
+    Weights are equal if their checksums are equal; otherwise random projections estimate the
+    difference between the latest updates, relative to the larger one. Differences within the
+    rounding error of the weights are ignored, even for small updates.
 
     Args:
         run: a run or its trace.

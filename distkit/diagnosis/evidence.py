@@ -36,9 +36,9 @@ _CONSEQUENTIAL = re.compile(
 
 
 class Evidence:
-    """An index of a trace's operations, with its stuck ranks.
+    """An index of a trace's operations and of its stuck ranks.
 
-    In its ``graph``, a released rank is in the state that it had before its release.
+    In ``graph``, a released rank has the state that it had before it was released.
     """
 
     def __init__(self, trace: EventLog) -> None:
@@ -247,7 +247,7 @@ class Evidence:
         return "finished" if all(map(self.returned, ranks)) else "reached the end of the recording"
 
     def ended_clause(self, rank: int | None) -> str:
-        """Return a relative clause about a rank that has ended; "" if it has not ended."""
+        """Return a relative clause about a rank that has ended without failure; "" otherwise."""
         return (
             f", which has {self.end_phrase([rank])}"
             if rank is not None and self.has_ended(rank)

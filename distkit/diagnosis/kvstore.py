@@ -13,8 +13,8 @@ from distkit.events import Op, Span
 from distkit.trace.calls import at
 from distkit.trace.log import grouped
 
-#: The rule of each request, in order of examination. Barriers are last, because workers that omit a
-#: push often wait at one.
+#: The rule for each kind of request, in order of examination. Barriers are last, because workers
+#: that omit a push often wait at one.
 _RULES: dict[Op, rules.Rule] = {
     Op.PULL: rules.missing_push,
     Op.INIT: rules.missing_init,
@@ -86,13 +86,13 @@ def _condition(evidence: Evidence, request: Span) -> str:
 
 
 def _activity(evidence: Evidence, request: Span, worker: int) -> tuple[str, str]:
-    """Describe the activity of an absent worker by a verb in the plural and a phrase."""
+    """Describe the activity of an absent worker: a verb in the plural, and a phrase."""
     count = evidence.graph.pending.count(worker, request)
     verb_stem = "push" if request.op is Op.PULL else "call"
-    rank_state = evidence.stuck.get(worker)
-    if rank_state is not None:
+    wait = evidence.stuck.get(worker)
+    if wait is not None:
         order = f"after {verb_stem}ing it {times(count)}" if count else f"before {verb_stem}ing it"
-        return "wait", f"in {evidence.call(rank_state)}{at(rank_state.where)} {order}"
+        return "wait", f"in {evidence.call(wait)}{at(wait.where)} {order}"
     reasons = evidence.known_reasons([worker])
     if count:
         return "have", f"{verb_stem}ed it {times(count)} and finished{reasons}"

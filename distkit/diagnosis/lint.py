@@ -26,7 +26,8 @@ _MIN_TIMES, _MIN_RATE = 3, 0.75
 #: Minimum median delay of a straggler [s]; a busy machine causes delays of milliseconds.
 _MIN_DELAY = 0.03
 
-#: A message counts as lost after this time [s] plus its size divided by this bandwidth [bytes/s].
+#: An operation counts as stuck in the backend after this time [s] plus its size divided by this
+#: bandwidth [bytes/s].
 _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 
@@ -132,7 +133,7 @@ def _forgotten_calls(evidence: Evidence, spans: Iterable[Span]) -> Iterator[Find
         touches = (
             evidence.touches[s.rank, s.seq] for s in group if (s.rank, s.seq) in evidence.touches
         )
-        place = next((touch.where for touch in touches), "")
+        first_use = next((touch.where for touch in touches), "")
         rule = rules.not_waited
         if op is not None:
             rule = rules.barrier_not_waited if op is Op.BARRIER else rules.result_not_waited
@@ -140,8 +141,8 @@ def _forgotten_calls(evidence: Evidence, spans: Iterable[Span]) -> Iterator[Find
             *group,
             culprits=sorted({s.rank for s in group}),
             calls=Calls(group, _async_call),
-            used=rules.not_waited.fill("used", where=place) if place else "",
-            where=place,
+            used=rules.not_waited.fill("used", where=first_use) if first_use else "",
+            where=first_use,
         )
 
 

@@ -198,7 +198,7 @@ def _required(evidence: Evidence, column: Column) -> Finding | None:
 def _makes_extra_call(evidence: Evidence, column: Column, rank: int, op: Op) -> bool:
     """Return whether a rank makes an extra call before it reaches the call of the other ranks.
 
-    If they have made the extra call equally often, the rank has skipped their call instead.
+    If the others have made the extra call equally often, the rank has skipped their call instead.
     """
     span, other = column[rank], next(s for s in column.values() if s.op is op)
     counts = [evidence.count_earlier_calls(s.rank, span.where, s) for s in (span, other)]
@@ -210,8 +210,8 @@ def _same_tensor(evidence: Evidence, column: Column) -> str:
     """Return the remedy for different tensors, based on their differences and lines."""
     rule, same_order = rules.different_tensor, rules.another_order.remedy
     spans = [*column.values()]
-    dtypes, places = [s.dtype for s in spans], {s.where for s in spans}
-    one_call = len(places) == 1
+    dtypes = [s.dtype for s in spans]
+    one_call = len({s.where for s in spans}) == 1
     reductions_differ = len({s.attributes.get("reduction") for s in spans}) > 1
     if not one_call and reductions_differ:
         return same_order + rule.fill("one_call")
@@ -287,10 +287,10 @@ def _swapped_lines(
     evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
     """Find equal calls that ranks make in a different order, so that the results are wrong."""
-    places = {s.where for s in column.values()}
-    if len(places) == 1 or "" in places or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
+    lines = {s.where for s in column.values()}
+    if len(lines) == 1 or "" in lines or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
-    if any(evidence.program.are_alternatives(a, b) for a, b in combinations(places, 2)):
+    if any(evidence.program.are_alternatives(a, b) for a, b in combinations(lines, 2)):
         return None
     if not _reordered_calls(calls, nth, column, where=True):
         return None

@@ -60,8 +60,8 @@ class Guard:
         statement: its text and line.
         node: its syntax tree.
         part: the branch that leads to the line; "exit" for a statement that skips it.
-        by_rank: whether its condition names the rank.
-        scope: for an exit, the function or loop that it leaves.
+        by_rank: whether its condition depends on the rank, judging by the names in it.
+        scope: for an exit, the function or loop that it ends.
     """
 
     statement: Statement
@@ -123,7 +123,7 @@ class Program:
     def skipping_guard(self, path: Path) -> Guard | None:
         """Return the innermost condition that may make some ranks skip a line; None if none does.
 
-        Conditions that name the rank take precedence.
+        Conditions on the rank take precedence.
         """
         guards = self._guards(path)
         candidates = [g for g in guards if not g.statement.is_loop or g.by_rank]
@@ -144,14 +144,14 @@ class Program:
         ]
 
     def follows(self, here: str, there: Path) -> bool:
-        """Return whether a line follows another in the same file, and no loop leads back to it."""
+        """Return whether a line follows another in the same file, and no loop contains both."""
         (file, number), (other, first) = _split(here), _split(there[0])
         enclosing = {id(n) for f in self._frames([here]) for n, _ in f.chain}
         nodes = [n for f in self._frames(there) for n, _ in f.chain if id(n) in enclosing]
         return file == other and first < number and not any(isinstance(n, _LOOPS) for n in nodes)
 
     def skips(self, here: str, there: str) -> bool:
-        r"""Return whether a line precedes another line of the same function, or runs instead of it.
+        r"""Return whether a line of a function can run before another line, or instead of it.
 
         >>> program = Program({"a.py": "if me:\n    reduce(x)\nelse:\n    end()\nend()\n"})
         >>> program.skips("a.py:4", "a.py:2"), program.skips("a.py:5", "a.py:2")
@@ -276,8 +276,8 @@ def _name_of(function: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _names_rank(value: ast.AST) -> bool:
-    """Return whether an expression contains a name that identifies the rank."""
+def _mentions_rank(value: ast.AST) -> bool:
+    """Return whether a name in an expression identifies the rank."""
     return _RANK.search(ast.unparse(value)) is not None
 
 
@@ -319,7 +319,7 @@ def _conditions_in(statement: ast.AST, number: int, inner: str) -> Chain:
     Args:
         statement: the innermost statement.
         number: the line number.
-        inner: the called function; "" for any communication.
+        inner: the called function; "" for any function that communicates.
     """
     calls = [
         chain
@@ -364,7 +364,7 @@ def _conditions(frame: _Frame) -> Iterator[Guard]:
             Statement(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
             part,
-            _names_rank(test),
+            _mentions_rank(test),
         )
 
 
@@ -417,7 +417,7 @@ def _exit_guard(
 ) -> Guard:
     """Return the guard for a conditional exit from a function or loop."""
     conditions = [getattr(t, "test", None) or getattr(t, "subject", None) for t in tests]
-    by_rank = any(t is not None and _names_rank(t) for t in conditions)
+    by_rank = any(t is not None and _mentions_rank(t) for t in conditions)
     return Guard(_exit_statement(frame.file, child, tests), child, "exit", by_rank, scope=scope)
 
 
@@ -429,7 +429,7 @@ def _exit_statement(file: str, child: ast.AST, tests: Sequence[ast.AST]) -> Stat
 def _exits(file: str, node: ast.AST) -> Iterator[Statement]:
     """Yield the conditional exits from one iteration of a loop or from a function.
 
-    Also yield its ``except`` and ``no_sync()`` blocks.
+    Also yield the ``except`` and ``no_sync()`` blocks in it.
     """
     for child, tests, loop in _statements(node, {}):
         if isinstance(child, ast.Return) or (

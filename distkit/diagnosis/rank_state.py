@@ -56,8 +56,8 @@ class RankState:
     """The state of a rank.
 
     ``event`` is the latest event of the call that it is paused at, blocked in, or failed in;
-    ``waits_for`` contains the ranks that have not started their part of the call; ``reason``
-    explains the wait.
+    ``waits_for`` contains the ranks that have not made the matching call; ``reason`` explains the
+    wait.
     """
 
     rank: int
@@ -78,8 +78,8 @@ class RankState:
 
     def __str__(self) -> str:
         scheduled = self.event is not None and self.event.state is State.SCHEDULED
-        place = f" {'before' if scheduled else 'in'} {self.call()}{at(self.where)}"
-        return f"{self.noun} {self.rank}: {self.status}{place * (self.event is not None)}" + (
+        position = f" {'before' if scheduled else 'in'} {self.call()}{at(self.where)}"
+        return f"{self.noun} {self.rank}: {self.status}{position * (self.event is not None)}" + (
             f": {self.reason}" * bool(self.reason)
         )
 
@@ -125,7 +125,7 @@ class WaitForGraph:
         self.pending = PendingRequests(world_size)
 
     def end(self, rank: int, how: str, reason: str = "") -> None:
-        """Record a rank's end: "returned", "released" or "died"; any other ``how`` is a failure."""
+        """Record how a rank ended; ``how`` is as in :class:`distkit.trace.info.RankEnd`."""
         status = _ENDS.get(how, RankStatus.FAILED)
         self._ends[rank] = status, reason
         if how == "died":
@@ -142,7 +142,7 @@ class WaitForGraph:
             if is_server_request(e):
                 self.pending.feed(e)
             elif e.match is None:
-                self._record_part(e)
+                self._record_call(e)
 
     def _update_position(self, e: Event) -> None:
         """Update the position of the event's rank."""
@@ -165,8 +165,8 @@ class WaitForGraph:
         elif e.state in (State.COMPLETED, State.FAILED):
             self._open.discard(key)  # a late BLOCKED event is then ignored
 
-    def _record_part(self, e: Event) -> None:
-        """Record that a rank has started its part of an operation."""
+    def _record_call(self, e: Event) -> None:
+        """Record a call that can match the calls of other ranks."""
         if e.op in STORES:
             self.keys.feed(e)
         elif e.op is Op.RECV and e.peer is None:
@@ -236,7 +236,7 @@ class WaitForGraph:
         return not (all(unavailable) if any_source else sum(unavailable) > spare)
 
     def missing(self, e: CallRecord) -> tuple[int, ...]:
-        """Return the ranks that have not started their part of an operation."""
+        """Return the ranks that an operation waits for."""
         if is_server_request(e):
             return self.pending.awaited_by(e).workers
         if e.op is Op.STORE_WAIT:

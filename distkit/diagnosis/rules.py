@@ -124,7 +124,7 @@ class Rule:
         """Return a finding of this kind.
 
         Args:
-            spans: the operations whose lines the finding names.
+            spans: the operations whose lines the finding contains.
             message: a template that replaces the rule's message.
             remedy: a sentence that replaces the rule's remedy.
             culprits: see :class:`Finding`.
