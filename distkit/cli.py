@@ -210,7 +210,7 @@ def replay_page(traces: dict[str, Trace], file: Path, **options: Any) -> None:
 
 
 def check_folder(file: Path | None, usage_error: Callable[[str], NoReturn]) -> None:
-    """Check in advance whether a file can be written; otherwise report a usage error."""
+    """Report a usage error in advance if a file cannot be written."""
     if file is None:
         return
     if file.is_dir():

@@ -5,7 +5,7 @@ The functions have no side effects.
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
 =============  =======================================  =====================================
-synchronous    the sum of a gradient from each worker   the workers missing from this round
+synchronous    the sum of one gradient of each worker   the workers missing from this round
 backup b       the first N − b gradients of a round;    as above, except late workers
                late ones are dropped
 asynchronous   each gradient as it arrives              no worker
@@ -13,7 +13,7 @@ bounded s      each gradient as it arrives              workers more than s grad
 =============  =======================================  =====================================
 
 With ``s = 0`` no worker runs ahead; ``s = ∞`` is asynchronous. A worker's *clock* counts its
-gradients of a key. The server, the simulation, diagnosis and the Servers view use these rules.
+gradients of a key. The server, the simulation, the diagnosis and the Servers view use these rules.
 
 Sources: Li et al., 2014; Chen et al., Revisiting distributed synchronous SGD, 2016 (backup
 workers); Ho et al., More effective distributed ML via a stale synchronous parallel parameter
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model in which an update applies a gradient from each worker but the slowest ``backup``.
+    """A model in which an update applies a gradient of every worker but the ``backup`` slowest.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}

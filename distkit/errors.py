@@ -100,8 +100,7 @@ class StoppedError(ClusterError):
 class RunError(DistkitError):
     """One run of a function on the ranks failed.
 
-    ``run`` is the :class:`distkit.cluster.Run` up to the failure, with its trace and the
-    results of the ranks that finished.
+    ``run`` is the failed :class:`distkit.cluster.Run`, with its trace, or None if no run started.
     """
 
     run: object = None
@@ -110,8 +109,8 @@ class RunError(DistkitError):
 class RankError(RunError):
     """The function raised on a rank.
 
-    ``rank`` is the first rank that raised, ``line`` its ``file:line``, ``exception`` the type and
-    text of its exception, and ``traceback`` the remote traceback as text.
+    ``rank`` is the first rank that raised, ``line`` the ``file:line``, ``exception`` the type and
+    text of the exception, and ``traceback`` its traceback on the rank, as text.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class RankDied(RankError):
 class DeadlockError(RunError):
     """Ranks waited for each other forever and were stopped.
 
-    ``findings`` lists which ranks waited for which ranks and on which lines, with a remedy. A
+    ``findings`` explains which ranks waited, for which ranks and on which lines, with a remedy. A
     notebook shows a diagram of the waits above the message.
     """
 
@@ -158,10 +157,10 @@ class DeadlockError(RunError):
 
 
 class MismatchError(DeadlockError):
-    """Ranks called mismatched collectives, which would have hung.
+    """Ranks made calls that do not match, and were stopped.
 
-    The calls differ in the operation, the tensor's size or dtype, the root or the order.
-    ``findings`` describes the difference and the lines.
+    The calls differ, for example, in the operation, the tensor's size or dtype, the root or the
+    order. ``findings`` describes the difference and the lines.
     """
 
 
@@ -180,7 +179,7 @@ class StepError(DistkitError):
 class RunStopped(_BriefTraceback, KeyboardInterrupt):
     """The user pressed stop or Ctrl-C, and the run was interrupted on all ranks.
 
-    ``run`` is the :class:`distkit.cluster.Run` up to the interrupt.
+    ``run`` is the interrupted :class:`distkit.cluster.Run`, or None if no run started.
     """
 
     run: object = None

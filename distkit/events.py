@@ -127,7 +127,7 @@ class Attributes(dict[str, Any]):
 
 NO_ATTRIBUTES = Attributes()
 
-#: Attributes that are source lines: the caller of a reference implementation, and ``wait()``.
+#: Attributes that are source lines: where a reference implementation and ``wait()`` were called.
 LINES = "caller", "waits_at"
 
 #: Attribute with the call stack of a wait as source lines, innermost first.
@@ -205,7 +205,7 @@ class CallRecord:
     mark                             ``label``: the text passed to ``mark``
     mark of ``watch_gradients``      ``watched`` ("gradient", "reference", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
-                                     ``norms`` of the ``layers``, which the first such mark names
+                                     ``norms`` of the ``layers``, which only the first such mark has
     mark of a destroyed group        ``destroyed``: the group; ``open``: its calls not waited for
     mark of a server's update        ``key``, the new ``version``, the ``workers`` whose gradients
                                      it applies, and how ``late`` each gradient is, in updates
@@ -214,7 +214,8 @@ class CallRecord:
                                      ``sends``, ``receives`` (rows of an all_to_all to and from
                                      each rank, if they are uneven)
     new_group                        ``members`` (unless all); ``lost``: number of groups with these
-                                     members from this line that were neither destroyed nor kept
+                                     members, created on this line, that are still alive, although
+                                     the program keeps no reference to them
     touch                            ``function`` that used the buffer; ``writes``, if it wrote
     store_wait, store_set            ``method``, ``keys``
     register                         ``mode``, and ``staleness``, ``backup``, ``on_crash`` if they

@@ -5,7 +5,7 @@ Companions import distkit like any program; distkit imports companions only thro
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
 the notebook's folder first on the path of distkit's own processes, such as the fork server.
-:func:`python_command` sets their path to the library folders and this distkit's folder.
+:func:`python_command` sets their path to the library folders and distkit's own folders.
 """
 
 from __future__ import annotations

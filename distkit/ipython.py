@@ -54,7 +54,7 @@ def install(shell: Any) -> None:
 
 
 def show_as_html(shell: Any) -> None:
-    """Let a shell show findings and figures as HTML in the style of the views."""
+    """Make a shell show findings and figures as HTML in the style of the views."""
     formatter = shell.display_formatter.formatters["text/html"]
     # pyplot's backend for notebooks removes the formatters of Figure itself
     formatter.for_type_by_name("matplotlib.figure", "FigureBase", figures.to_html)
