@@ -51,7 +51,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The order of tests/cluster, by parts of names. The longest tests start first, so that all workers
-# finish about the same time; tests that use the browser are adjacent, because they share it.
+# finish at about the same time. Tests that use the browser are adjacent, because they share it.
 ORDER = (
     *("runs[16_", "runs[10_", "runs[07_", "runs[11_", "runs[09_", "/test_notebooks"),
     *("launching", "grading", "hub.py", "site_pages"),
@@ -60,7 +60,7 @@ ORDER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, and limit its time; docstring examples are pure.
+    """Mark and sort the tests, and limit their time; docstring examples are marked as pure.
 
     A hanging test fails with a traceback. The limit is not in pyproject.toml, because
     `pytest --distkit-notebooks` must work without pytest-timeout.
@@ -89,7 +89,7 @@ def _gpus() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Run the tests of a file on one worker, except those of the notebooks."""
+    """Run all tests of a file on one worker, except in ``test_notebooks.py``."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -109,7 +109,7 @@ def _preload_compiler() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Preload modules for ranks, or close the browser. Skip a test that lacks GPUs, or fail."""
+    """Preload a module for ranks, close an unneeded browser, and check the number of GPUs."""
     if "browser" not in getattr(item, "fixturenames", ()):
         browsers.close()
     if not item.get_closest_marker("pure"):
@@ -142,7 +142,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForkClient]:
 
 
 # -- leftover processes --------------------------------------------------------
-# Every process of the tests inherits MARK. `make test` sets it before Python starts, so that
+# Every process that a test starts inherits MARK. `make test` sets it before Python starts, so that
 # even orphaned forks of this process are recognized.
 
 MARK = "DISTKIT_TEST_ID"
@@ -155,7 +155,7 @@ mark_numbers = itertools.count()
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return process.environ().get(MARK, "").startswith(mark)
-    except (psutil.Error, OSError):  # gone, or another user's
+    except (psutil.Error, OSError):  # the process has exited, or belongs to another user
         return False
 
 
@@ -167,7 +167,7 @@ def _marked_processes(mark: str) -> list[psutil.Process]:
 
 
 def left_running(mark: str, timeout: float = 5.0) -> list[str]:
-    """Return the processes with this mark that still run after ``timeout`` seconds."""
+    """Return the processes with this mark that are still running after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while (remaining := _marked_processes(mark)) and time.monotonic() < deadline:
         psutil.wait_procs(remaining, timeout=0.1)
@@ -180,14 +180,14 @@ def no_leftover_processes() -> Iterator[None]:
     browsers.close()
     fork_client = sys.modules.get("distkit.cluster.processes.fork_client")
     if fork_client and fork_client._server:
-        fork_client._server.close()  # kept until this process ends; atexit would do this
+        fork_client._server.close()  # it would run until this process exits
     remaining = left_running(SESSION)
     assert not remaining, "still running at the end of the tests:\n" + "\n".join(remaining)
 
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """A function that returns the processes of this test that still run after 5 s."""
+    """A function that returns the processes of this test that are still running after 5 s."""
     mark = f"{SESSION}-{next(mark_numbers)}"
     monkeypatch.setenv(MARK, mark)
     return lambda: left_running(mark)
@@ -248,14 +248,14 @@ def open_browser() -> Browser:
 def browser() -> Browser:
     """Debian's headless Chromium, which consecutive tests share.
 
-    It occupies the thread's event loop, so a test that does not use it closes it.
+    It occupies the thread's event loop, so it is closed before a test that does not use it.
     """
     if reason := missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     return open_browser()
 
 
-# anywidget's warning about scripts that load late on a busy machine; the widgets work
+# anywidget's warning about scripts that load late on a busy machine; the widgets still work
 LATE_SCRIPT = "[anywidget] Failed to initialize model."
 
 
@@ -265,7 +265,7 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)  # on the console, or uncaught
-    external_requests: list[str] = field(default_factory=list)  # all failed
+    external_requests: list[str] = field(default_factory=list)  # none of them succeeds
 
     def __post_init__(self) -> None:
         self.page.on(

@@ -162,7 +162,7 @@ def test_remarks_join_the_error_and_the_findings(error, findings, messages):
 
 def test_stopped_run_is_not_shown_as_an_error():
     stepper = ring(1)
-    stepper.error, stepper.facts = "fn was stopped on all ranks", {"interrupted": True}
+    stepper.error, stepper.info_fields = "fn was stopped on all ranks", {"interrupted": True}
     shown = snapshot(stepper)
     assert shown["stopped"] and not shown["remarks"]
     assert "step 1 of 1 · You stopped it here." in to_table(shown, Columns(stepper.trace).picture())

@@ -133,8 +133,8 @@ def trivial(kv: KVStore) -> int:
 def test_mixed_modes_raise(nodes: Nodes) -> None:
     nodes.begin("dist_sync", trivial, only=[0])
     nodes.begin("dist_async", trivial, only=[1], join=True)
-    (ready,) = wait([nodes.lines[0], nodes.lines[1]], WAIT)
-    failed = 0 if ready is nodes.lines[0] else 1
+    (ready,) = wait([nodes.connections[0], nodes.connections[1]], WAIT)
+    failed = 0 if ready is nodes.connections[0] else 1
     assert f"worker {failed} requests" in nodes.result(failed)
     interrupt(nodes, 1 - failed)
     assert nodes.run("dist_sync", trivial) == [0, 1, 2]

@@ -88,7 +88,7 @@ def test_worker_on_another_host_gets_no_reply_without_the_keys(
         nodes.processes.pop(0).kill()
         nodes.start("worker", 0, **{"keys": keys, **other_host})
         nodes.begin("dist_async", adds_up, only=[0], join=True)
-        assert not nodes.lines[0].poll(0.5)
+        assert not nodes.connections[0].poll(0.5)
         nodes.processes.pop(0).kill()
         nodes.start("worker", 0, **other_host)
         nodes.begin("dist_async", adds_up, only=[0], join=True)

@@ -1,4 +1,4 @@
-"""Answers to exercises: solutions, and functions that are not attempts."""
+"""Answers to exercises: solutions and stubs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distkit_course.exercises import TASKS
 
 
 def answer(name: str) -> Any:
-    """Execute the text of a solution as a notebook cell."""
+    """Execute a solution as a notebook cell, and return the object that it defines."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(solved(TASKS[name]), "answer", "exec"), namespace)
     return namespace[name]

@@ -1,6 +1,5 @@
-"""Parametrizes tests over devices: the CPU, and a GPU if available.
+"""Runs a test on several devices: the CPU and, if available, a GPU.
 
-``on_devices`` runs a test with its parameter ``device`` set to the CPU and, if available, to a GPU.
 Tests that need one GPU are marked ``gpu``; tests that need two, ``gpu(2)``.
 """
 

@@ -1,4 +1,4 @@
-"""A function that never returns, for a fork server that is busy."""
+"""A function that never returns, to keep a fork server busy."""
 
 import threading
 

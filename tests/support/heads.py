@@ -1,4 +1,4 @@
-"""A process on the head of a laboratory that runs code for a test, like a notebook's kernel."""
+"""A process on a laboratory's head node that runs code for a test, like a notebook's kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 
 class Head:
-    """Runs code on a laboratory's head, where ``dk``, ``torch`` and ``dist`` are imported."""
+    """Runs code on a laboratory's head node; ``dk``, ``torch`` and ``dist`` are imported there."""
 
     def __init__(self, lab: Laboratory, folder: Path, **environ: str) -> None:
         import os
@@ -72,7 +72,7 @@ class Head:
         )
 
     def start(self, source: str) -> None:
-        """Start code without waiting for its end."""
+        """Start running code, without waiting for it to finish."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(source) + "\n")
         self._process.stdin.flush()
@@ -87,11 +87,11 @@ class Head:
         raise EOFError("the process on the head has exited")
 
     def wait(self) -> dict[str, Any]:
-        """Return the final message of started code: ``seconds``, and ``error`` if it failed."""
+        """Wait for the code to finish; return its ``seconds``, and the ``error`` if it failed."""
         return self.wait_for(lambda output: False)
 
     def run(self, source: str) -> dict[str, Any]:
-        """Run code to its end; return its final message."""
+        """Run code to completion, and return the result of :meth:`wait`."""
         self.start(source)
         return self.wait()
 

@@ -1,8 +1,8 @@
 """A JupyterHub on the loopback interface, with a server for each user.
 
 If the tests run as root and can create a mount namespace, the hub's users are system users, as with
-The Littlest JupyterHub; only the hub sees their /etc/passwd. Otherwise all servers run as the
-current user.
+The Littlest JupyterHub. Only the hub and its servers see the /etc/passwd that lists these users.
+Otherwise all servers run as the current user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BIN = Path(sys.executable).parent
 #: User names, and the uid of the first one.
 USERS, FIRST = ("ada", "bob"), 61001
 
-#: The hub's configuration. Requests return when their action is done, at most after the timeout.
+#: The hub's configuration. Requests return when their action is done, or after the timeout.
 _CONFIG = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
@@ -52,8 +52,8 @@ c.Spawner.environment = {{"PYTHONPATH": {root!r}}}
 c.Spawner.start_timeout = c.Spawner.http_timeout = {timeout}
 """
 
-#: Sets up a mount namespace: more users, a /proc that hides the processes of other users, one that
-#: shows them, and readable folders on the paths to Python and distkit.
+#: Sets up a mount namespace: more users, a /proc that hides the processes of other users, a second
+#: /proc that shows them, and readable folders on the paths to Python and distkit.
 _NAMESPACE = """set -e
 mount --bind passwd /etc/passwd
 mkdir proc; mount --bind /proc proc

@@ -59,7 +59,7 @@ class InProcess:
             for i in range(servers)
         }
         self.scheduler = workers + servers
-        #: Each request: its receiver, message and bytes.
+        #: The receiver, the message and the size [bytes] of each request.
         self.requests: list[tuple[int, Request, int]] = []
         self.changed = threading.Condition()
         self.replies: dict[int, deque[Message]] = {w: deque() for w in range(workers)}
@@ -84,7 +84,7 @@ class InProcess:
             return [f.result() for f in [pool.submit(function, kv) for kv in stores]]
 
     def handle(self, to: int, request: Request, nbytes: int) -> None:
-        """Handle a request, and store its replies."""
+        """Handle a request, and store the replies."""
         with self.changed:
             self.requests.append((to, request, nbytes))
             if isinstance(request, Barrier):
@@ -116,7 +116,7 @@ class _Link:
             self._servers.handle(to, message, nbytes)
 
     def receive(self, *, wait: bool) -> list[Message]:
-        """Return the stored replies, or wait for one."""
+        """Return the stored replies; with ``wait``, first wait until there is one."""
         servers, mine = self._servers, self._replies
         with servers.changed:
             if not servers.changed.wait_for(lambda: mine or not wait, TIMEOUT):

@@ -1,4 +1,4 @@
-"""A kernel on a Jupyter server, accessed through HTTP and a websocket, as a browser does."""
+"""A kernel on a Jupyter server, accessed over HTTP and a websocket, as from a browser."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kernel:
 
     @classmethod
     def start(cls, url: str, token: str, path: str = "") -> Kernel:
-        """Start a kernel with the working directory of a notebook's path."""
+        """Start a kernel in the folder of the notebook at ``path``."""
         content = request(f"{url}/api/kernels", token, "POST", {"path": path})
         return cls(url, token, content["id"])
 
@@ -67,7 +67,7 @@ class Kernel:
             with suppress(_DiedBeforeCell), ThreadPoolExecutor(1) as thread:
                 # in another thread, because Playwright may have an event loop in this one
                 return thread.submit(asyncio.run, self._run(code)).result(TIMEOUT)
-        raise DistkitError(f"the kernel has died {ATTEMPTS} times before it received the cell")
+        raise DistkitError(f"the kernel died {ATTEMPTS} times before it received the cell")
 
     async def _run(self, code: str) -> str:
         url = f"{self.url}/api/kernels/{self.name}/channels".replace("http", "ws", 1)

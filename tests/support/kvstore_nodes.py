@@ -41,7 +41,7 @@ LARGE = 300_000
 
 
 def push_until_stopped(flag: str, stop: str, **options) -> float:
-    """Push until the test creates ``stop``; return how far the values are from the pushed sum."""
+    """Push until the test creates ``stop``; return the largest error of the pulled values."""
     kv = kvstore.create("dist_async", **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init(["w", "large", "sent"], [torch.zeros(3), torch.zeros(LARGE), torch.zeros(1)])
@@ -60,7 +60,7 @@ def push_until_stopped(flag: str, stop: str, **options) -> float:
 # -- in the nodes ----------------------------------------------------------------
 
 
-def serve(node: Node, line: Connection, record: bool) -> None:
+def serve(node: Node, connection: Connection, record: bool) -> None:
     """Run a server or the scheduler; a second thread handles the test's commands."""
     _set_recording(node, "record" if record else "stop")
     service = kvstore.Service(node)
@@ -70,20 +70,20 @@ def serve(node: Node, line: Connection, record: bool) -> None:
         if isinstance(command, tuple):  # a process has exited
             service.handle_departure(*command)
         else:
-            line.send(_set_recording(node, command))
+            connection.send(_set_recording(node, command))
 
-    threading.Thread(target=_receive, args=(line, handle), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, handle), daemon=True).start()
     try:
         service.run()
     except KVStoreError as e:
-        line.send(str(e))
+        connection.send(str(e))
 
 
-def _receive(line: Connection, handle: Callable[[Any], None]) -> None:
+def _receive(connection: Connection, handle: Callable[[Any], None]) -> None:
     """Handle the test's commands; exit when the test ends."""
     try:
         while True:
-            handle(line.recv())
+            handle(connection.recv())
     except (EOFError, OSError):
         os._exit(0)
 
@@ -95,23 +95,23 @@ def _set_recording(node: Node, command: str) -> list[recorder.Row]:
     return last.drain() if last else []
 
 
-def work(node: Node, line: Connection, record: bool) -> None:
-    """Run a worker, which executes one function after the other."""
+def work(node: Node, connection: Connection, record: bool) -> None:
+    """Run a worker, which executes one function after another."""
     torch.set_num_threads(1)
     calls = queue.SimpleQueue[Any]()
-    threading.Thread(target=_receive, args=(line, calls.put), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, calls.put), daemon=True).start()
     while True:
         mode, function, options, command, incarnation = calls.get()
         _set_recording(node, command)
         try:
-            line.send("started")
+            connection.send("started")
             kvstore.use(replace(node, incarnation=incarnation))
             result = function(kvstore.create(mode, **options))
             kvstore.release()
         except BaseException as e:
             kvstore.release(flush=False)
             result = f"{type(e).__name__}: {e}"
-        line.send((result, _set_recording(node, "stop")))
+        connection.send((result, _set_recording(node, "stop")))
 
 
 # -- in the test -----------------------------------------------------------------
@@ -124,13 +124,13 @@ class Nodes:
         workers: number of workers.
         servers: number of servers.
         folder: the folder for their sockets.
-        others: further fields of all nodes.
+        others: other fields of all nodes.
     """
 
     def __init__(self, workers: int, servers: int, folder: str, **others: Any) -> None:
         self.workers, self.servers, self.folder = workers, servers, folder
         self.others = others
-        self.lines: dict[int, Connection] = {}
+        self.connections: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         for i in range(workers):
             self.start("worker", i)
@@ -153,16 +153,16 @@ class Nodes:
         process = CONTEXT.Process(target=target, args=(node, theirs, record), daemon=True)
         process.start()
         theirs.close()
-        self.lines[node.id], self.processes[node.id] = mine, process
+        self.connections[node.id], self.processes[node.id] = mine, process
         threading.Thread(target=self._report_end, args=(node.id, process), daemon=True).start()
         return node.id
 
     def _report_end(self, node: int, process: Any) -> None:
         """Report the exit of a process to the scheduler, unless the test killed the process."""
         wait([process.sentinel])
-        scheduler = self.lines.get(self.workers + self.servers)
+        scheduler = self.connections.get(self.workers + self.servers)
         if scheduler is not None and self.processes.get(node) is process:
-            with suppress(OSError):  # the scheduler has also ended
+            with suppress(OSError):  # the scheduler has also exited
                 scheduler.send((node, 0, "signal SIGKILL"))
 
     def begin(
@@ -176,20 +176,20 @@ class Nodes:
         incarnation: int = 0,
         **options: Any,
     ) -> None:
-        """Start a run, or join the current one, without waiting for its end."""
+        """Start a run, or join the current one, without waiting for it to finish."""
         if not join:
             self.restart_servers(record)
         command = "record" if record else "stop"
         for worker in range(self.workers) if only is None else only:
-            self.lines[worker].send((mode, function, options, command, incarnation))
+            self.connections[worker].send((mode, function, options, command, incarnation))
             assert self.receive(worker) == "started"
 
     def result(self, worker: int) -> Any:
         return self.receive(worker)[0]
 
     def receive(self, node: int) -> Any:
-        assert self.lines[node].poll(WAIT), f"node {node} does not reply"
-        return self.lines[node].recv()
+        assert self.connections[node].poll(WAIT), f"node {node} does not reply"
+        return self.connections[node].recv()
 
     def run(self, mode: str, function: Function, **options: Any) -> list[Any]:
         self.begin(mode, function, **options)
@@ -206,12 +206,12 @@ class Nodes:
         return [result for result, _ in replies], Trace(events)
 
     def request(self, node: int, command: str) -> Any:
-        self.lines[node].send(command)
+        self.connections[node].send(command)
         return self.receive(node)
 
     def end(self, nodes: list[int]) -> None:
         for node in nodes:
-            self.lines.pop(node).close()
+            self.connections.pop(node).close()
         for node in nodes:
             process = self.processes.pop(node)
             process.join(WAIT)
@@ -220,7 +220,7 @@ class Nodes:
 
 @contextmanager
 def forks() -> Iterator[None]:
-    """Start the fork server of the nodes; stop it at the end."""
+    """Set the modules that the nodes' fork server preloads; stop the server at the end."""
     # the package imports lazily: without the module, each node would import torch
     CONTEXT.set_forkserver_preload(["distkit.kvstore.client.worker"])
     yield
@@ -251,17 +251,17 @@ def interrupt(nodes: Nodes, worker: int) -> tuple[float, list[recorder.Row]]:
 def send_random_bytes(path: Path, count: int) -> None:
     """Send random bytes to a Unix socket; reconnect whenever it is closed."""
     rng = random.Random(0)
-    line: socket.socket | None = None
+    connection: socket.socket | None = None
     for _ in range(count):
         try:
-            if line is None:
-                line = socket.socket(socket.AF_UNIX)
-                line.settimeout(5)
-                line.connect(str(path))
-            line.sendall(rng.randbytes(rng.randrange(1, 200)))
+            if connection is None:
+                connection = socket.socket(socket.AF_UNIX)
+                connection.settimeout(5)
+                connection.connect(str(path))
+            connection.sendall(rng.randbytes(rng.randrange(1, 200)))
         except OSError:
-            if line is not None:
-                line.close()
-            line = None
-    if line is not None:
-        line.close()
+            if connection is not None:
+                connection.close()
+            connection = None
+    if connection is not None:
+        connection.close()

@@ -17,7 +17,7 @@ from distkit_hosts.laboratory.starting import PATH
 
 @contextmanager
 def laboratory(*args: Any, **kwargs: Any) -> Iterator[Laboratory]:
-    """Create a laboratory, or skip the test where this is not possible."""
+    """Create a laboratory, or skip the test if this is not possible."""
     try:
         lab = Laboratory(*args, **kwargs)
     except LaboratoryError as error:
@@ -49,7 +49,7 @@ def run_shell(lab: Laboratory, host: str, command: str, **options: Any) -> str:
 
 
 def needs(program: str, package: str) -> pytest.MarkDecorator:
-    """Skip a test where a program is not installed."""
+    """Skip a test if a program is not installed."""
     missing = not shutil.which(program, path=PATH)
     return pytest.mark.skipif(missing, reason=f"{program} is not installed ({package})")
 

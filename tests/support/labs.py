@@ -38,7 +38,7 @@ def outputs(page: Any, awaited: str) -> list[str]:
 def change_theme(page: Any, name: str) -> None:
     """Switch JupyterLab to the theme ``"Light"`` or ``"Dark"``.
 
-    JupyterLab fails if the theme changes while the splash screen of the previous change fades.
+    JupyterLab fails if the theme changes while the splash screen of the previous change is fading.
     """
     command(page, "apputils:change-theme", theme=f"JupyterLab {name}")
     page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {name}']", state="attached")

@@ -11,12 +11,12 @@ import distkit as dk
 from distkit.algorithms.rounds import Round, chunk_sizes
 from distkit.trace.trace import Trace
 
-#: The sizes of messages in their order, by sender and receiver.
+#: The sizes of messages, in order of sending, by sender and receiver.
 Sizes = dict[tuple[int, int], list[int]]
 
 
 def record_with_values(function: Callable[[], object], ranks: int) -> Trace:
-    """Record a run with all values of tensors; a recorder may omit values on a busy machine."""
+    """Record runs until one has all values; a recorder may omit values on a busy machine."""
     runs = (dk.run_ranks(function, ranks).trace for _ in range(10))
     return next(trace for trace in runs if not trace.info.without_values)
 
@@ -41,7 +41,7 @@ def scheduled_sizes(rounds: Iterable[Round], length: int, chunks: int) -> Sizes:
 
 
 def concatenate(parts: Iterable[Sizes]) -> Sizes:
-    """Concatenate the messages of consecutive parts."""
+    """Concatenate the message sizes of consecutive parts of a program."""
     found: Sizes = defaultdict(list)
     for part in parts:
         for link, sizes in part.items():
@@ -52,6 +52,6 @@ def concatenate(parts: Iterable[Sizes]) -> Sizes:
 def identifying_lengths(chunks: int) -> list[int]:
     """Return tensor lengths whose chunk sizes identify the chunks.
 
-    Up to seven chunks are all identified; of more chunks, only some.
+    With up to seven chunks, these lengths identify every chunk; with more, only some.
     """
     return [0, max(chunks - 1, 0), *range(chunks, 2 * chunks, max(1, chunks // 4))]

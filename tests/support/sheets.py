@@ -7,9 +7,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "test-results"
 
-#: In the page: views draw in the next frame. After a change of size, a view is notified in one
-#: frame and draws in the next. New colors are animated; endless animations, such as a pulse, are
-#: ignored.
+#: Script that waits until all views are drawn. Views draw in the next frame. After a resize, a view
+#: is notified in one frame and draws in the next. New colors are animated; endless animations, such
+#: as a pulse, are ignored.
 SETTLED = """async () => {
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     await frame();
@@ -65,7 +65,7 @@ class Sheet:
 
     @property
     def root(self) -> Any:
-        """Return the view after all pending drawing."""
+        """The view, once all pending drawing is done."""
         settle(self.page)
         return self._root
 
@@ -76,7 +76,7 @@ class Sheet:
         self.wait_until_drawn(lambda: self.page.evaluate("state => feed(JSON.parse(state))", state))
 
     def wait_until_drawn(self, action: Any) -> None:
-        """Perform an action and wait until it is drawn."""
+        """Perform an action and wait until its effect is drawn."""
         before = self.root.get_attribute("data-drawn")
         action()
         self.page.wait_for_function(
@@ -113,7 +113,7 @@ class Sheet:
                 self.page.screenshot(path=RESULTS / f"{name}-{theme}-{width}.png", full_page=True)
 
     def assert_clean(self) -> None:
-        """Assert that there were no errors or requests, and that disposal removes the view."""
+        """Assert that there were no errors or external requests, and that disposal is complete."""
         assert self.tab.errors == [] and self.tab.external_requests == []
         self.page.evaluate("dispose()")
         assert self.page.evaluate("listeners()") == 0

@@ -151,7 +151,7 @@ class Simulation:
     # -- a whole run --------------------------------------------------------------
 
     def run(self, limit=100_000):
-        """Run until no rank can continue, or for ``limit`` moves."""
+        """Run until no rank can continue, but advance ranks at most ``limit`` times."""
         for _ in range(limit):
             ready = [r for r in range(len(self.programs)) if self.ready(r)]
             if not ready:

@@ -1,4 +1,4 @@
-"""Slurm in a laboratory: its controller on the head, and its daemon on each other host.
+"""Slurm in a laboratory: the controller on the head node, and a daemon on every other host.
 
 The selected plugins need no cgroups, so Slurm runs wherever a laboratory does.
 """
@@ -46,7 +46,7 @@ def _settings(lab: Laboratory) -> Path:
 
 
 def start_slurm(lab: Laboratory) -> None:
-    """Start munge, the controller and the daemons, unless they run; wait until all nodes are idle.
+    """Start munge, the controller and the daemons once; wait until all nodes are idle.
 
     Args:
         lab: a laboratory; its first host runs the controller, and the others are nodes.

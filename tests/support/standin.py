@@ -1,7 +1,8 @@
 """A fake device for tests without a GPU; its tensors are in host memory.
 
 For torch it is the device ``pretend:0``, with a dispatch key, a thread in backward passes, and
-copies to the CPU. It executes operations immediately; after :func:`stop`, it waits for :func:`go`.
+copies to the CPU. It executes operations immediately, but can pretend to be busy: between
+:func:`stop` and :func:`go`, events are not reached, and reading a value, as ``item()`` does, waits.
 """
 
 from __future__ import annotations
@@ -89,12 +90,12 @@ class _Module(registration._DummyBackendModule):
 
 
 def stop() -> None:
-    """Stop executing operations."""
+    """Pretend to be busy."""
     _running.clear()
 
 
 def go() -> None:
-    """Reach all pending events, and execute operations again."""
+    """Reach all pending events, and stop pretending to be busy."""
     for event in _pending:
         event.at = time.monotonic()
     _pending.clear()
@@ -152,7 +153,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _ignore_frees(resize: Callable[..., Any]) -> Callable[..., Any]:
-    """Ignore the resizing of a device storage, which FSDP uses to free memory."""
+    """Return a ``resize_`` that ignores device storages, which FSDP resizes to free memory."""
 
     def resize_host(storage: Any, size: int) -> Any:
         return storage if storage.device.type == "pretend" else resize(storage, size)

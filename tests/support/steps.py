@@ -38,7 +38,7 @@ class FakeFinding:
 
 
 class FakeStepper:
-    """A stepper over ``scripts``, which have the calls of each rank as fields of events."""
+    """A stepper through ``scripts``: for each rank, the fields of the events of its calls."""
 
     def __init__(self, name: str, scripts: list[list[Call]], sources: dict[str, str]) -> None:
         self.name, self.scripts, self.sources = name, scripts, sources
@@ -46,8 +46,8 @@ class FakeStepper:
         self.playing, self.findings, self.error = False, [], ""
         self.calls: list[tuple[str, Any]] = []
         self.ends: dict[int, RankEnd] = {}
-        self.facts: dict[str, Any] = {}  # further fields of the trace's info
-        self.about: dict[int, RankInfo] = {}
+        self.info_fields: dict[str, Any] = {}  # other fields of the trace's info
+        self.rank_infos: dict[int, RankInfo] = {}
         self._graph, self._events = WaitForGraph(len(scripts)), []
         self._clock, self._next, self._in_call = 4711.0, [-1] * len(scripts), {}
         self._watchers, self._readers = [], []
@@ -65,9 +65,9 @@ class FakeStepper:
             world_size=len(self.ranks),
             backend="gloo",
             ends=self.ends,
-            ranks=self.about,
+            ranks=self.rank_infos,
             sources=self.sources,
-            **self.facts,
+            **self.info_fields,
         )
         return Trace(self._events, info)
 
@@ -105,11 +105,11 @@ class FakeStepper:
 
     def play(self, speed: float = 1.0) -> None:
         self.calls.append(("play", speed))
-        self.playing, past = True, self.position < len(self.moments) - 1
+        self.playing, looking_back = True, self.position < len(self.moments) - 1
         while self.position < len(self.moments) - 1:  # replay the past moments
             self.seek(self.position + 1)
-        waits = lambda: any(s.status is RankStatus.PAUSED for s in self._graph.rank_states)  # noqa: E731
-        while not past and self.playing and waits():
+        ready = lambda: any(s.status is RankStatus.PAUSED for s in self._graph.rank_states)  # noqa: E731
+        while not looking_back and self.playing and ready():
             self.next()
         self.playing = False
         self._changed()

@@ -61,9 +61,9 @@ def gpus() -> Trace:
     for step, used in enumerate([1, 4, 2]):
         for rank in (0, 1):
             on = {"device": f"cuda:{rank}", "stream": 7, "memory": used * (rank + 1) << 20}
-            about = dict(nbytes=4096, shape=(1024,), dtype="float32")
-            about["attributes"] = {**on, "device_seconds": 0.25 * MS}
-            script.op(rank, Op.ALL_REDUCE, step * MS, (step + 0.5) * MS, **about)
+            fields = dict(nbytes=4096, shape=(1024,), dtype="float32")
+            fields["attributes"] = {**on, "device_seconds": 0.25 * MS}
+            script.op(rank, Op.ALL_REDUCE, step * MS, (step + 0.5) * MS, **fields)
     return script.trace(name="made up", world_size=2)
 
 
@@ -442,6 +442,6 @@ def on_hosts(hosts: Sequence[str], each: int = 2, error: float = 0.15 * MS) -> T
             s.op(src, Op.SEND, clock + late, clock + late + 0.4 * MS, peer=dst, **fields)
             s.op(dst, Op.RECV, clock + 0.1 * MS, clock + late + 0.5 * MS, peer=src, **fields)
         clock += 0.8 * MS
-    about = {str(r): {"name": f"rank {r}", "host": hosts[r // each]} for r in range(n)}
+    ranks = {str(r): {"name": f"rank {r}", "host": hosts[r // each]} for r in range(n)}
     clocks = {host: {"ahead": 5.0 * i, "error": error} for i, host in enumerate(hosts)}
-    return s.trace(name="reduce", world_size=n, backend="gloo", ranks=about, clocks=clocks)
+    return s.trace(name="reduce", world_size=n, backend="gloo", ranks=ranks, clocks=clocks)

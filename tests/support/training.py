@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 
 def whole(w: Tensor) -> Tensor:
-    """Return a detached copy of a tensor, or of a whole DTensor."""
+    """Return a detached copy of a tensor, or of the full tensor of a DTensor."""
     return (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone()
 
 
 def training_step(model: nn.Module, optimizer: Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a training step of a classifier, which returns the loss."""
+    """Return a function that trains a classifier for one step and returns the loss."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
