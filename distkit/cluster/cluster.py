@@ -227,12 +227,12 @@ class Cluster:
 
         Every rank draws different random numbers, as under torchrun. A run with the same ``seed``
         draws the same numbers again, because each rank derives the seeds of torch's, numpy's and
-        Python's generators from ``seed``. Without a seed the run draws one and stores it in
+        Python's generators from ``seed``. Without a seed, the run draws one and stores it in
         ``run.trace.info.seed``. A seed that you pass is also passed to the function if it has a
         parameter ``seed``.
 
         Raises:
-            DeadlockError: ranks waited for each other forever; the message explains where and why.
+            DeadlockError: ranks would wait forever; the message explains where and why.
             RankError: the function raised on a rank; the other ranks were stopped.
             RankDied: a rank's process exited.
             NotPicklableError: an object cannot be pickled; the message names it.
@@ -272,7 +272,7 @@ class Cluster:
             ranks: the ranks that run it, or None for all.
             step: pause before each communication call, as :meth:`step` does.
             file: the source's name in tracebacks.
-            seed: seed for the ranks' random numbers, as in :meth:`run`; without a seed the
+            seed: seed for the ranks' random numbers, as in :meth:`run`; without a seed, the
                 generators continue from the previous cell.
 
         Raises:

@@ -38,12 +38,12 @@ def cpu_quota() -> float:
 
 
 def cpus() -> int:
-    """Return the number of usable processors: the affinity mask, limited by the cgroup's quota."""
+    """Return the number of processors in the affinity mask, limited by the cgroups' quotas."""
     return max(1, math.ceil(min(usable_cores(), cpu_quota())))
 
 
 def memory() -> int:
-    """Return the memory available to new processes, limited by the cgroup [bytes]."""
+    """Return the memory available to new processes, limited by the cgroups [bytes]."""
     import psutil
 
     return int(min(psutil.virtual_memory().available, cgroup_memory()))

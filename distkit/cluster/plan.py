@@ -79,7 +79,7 @@ def make_plan(
         threads: torch threads per rank, or None to share the processors equally.
 
     Raises:
-        StartError: the request cannot be met; the message names what is available.
+        StartError: the request is invalid or cannot be met; the message says what is available.
     """
     check_counts(ranks, servers)
     _check_memory(ranks, servers, memory, cpus)
@@ -210,8 +210,7 @@ def assign_devices(
     GPU, else gloo, which transfers messages between GPUs through host memory.
 
     Raises:
-        StartError: an argument is invalid, or the request cannot be met; the message names what is
-            available.
+        StartError: the request is invalid or cannot be met; the message says what is available.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise StartError(

@@ -26,8 +26,8 @@ class Supervisor:
 
     Args:
         plan: number and devices of the ranks.
-        start_hosts: a function that starts the other machines, if any. It receives the cluster's
-            folder and a callback that reports stages, and returns a
+        start_hosts: a function that starts distkit on other machines, if there are any. It receives
+            the cluster's folder and a callback that reports stages, and returns a
             :class:`distkit_hosts.remote.fleet.Fleet`.
     """
 
@@ -38,7 +38,7 @@ class Supervisor:
     ) -> None:
         self.plan, self._fork = plan, server()
         self.folder = self._fork.make_folder(plan.processes)
-        #: The machines of the ranks; remote machines are added once they have connected.
+        #: The machines that run the ranks: this one, or others once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card = Card(self)
         self.stage, self.failure = "starting", ""
@@ -110,7 +110,7 @@ class Supervisor:
         return self.ranks or self.engines or Ranks(self.plan, self.folder, hosts=self.hosts)
 
     def start_engines(self) -> Engines:
-        """Return the engines; start new ones if there are none, or if one has exited.
+        """Return the engines; start new ones if there are none, or if they are not usable.
 
         Raises:
             StartError: the engines do not start.
@@ -173,7 +173,7 @@ class Supervisor:
             run.abandon(reason)
 
     def restart(self) -> None:
-        """Stop the current run and the engines; new engines start with the next cell."""
+        """Stop the current run and the engines; new engines start on next use."""
         if (run := self.run) is not None:
             run.abandon("the cluster was restarted")
             self.run_ended.wait()

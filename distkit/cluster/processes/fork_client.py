@@ -234,7 +234,7 @@ class ForkClient:
 
 
 class LocalForkClient(ForkClient):
-    """The client of this machine's fork server, which it starts. Use :func:`server`."""
+    """The client of a fork server that it starts on this machine. Use :func:`server`."""
 
     def __init__(self) -> None:
         self._prefix = cleanup.new_prefix()

@@ -4,12 +4,13 @@ A fork starts a rank in milliseconds instead of seconds, and the ranks share the
 memory. The fork server starts once per kernel (see ``fork_client.py``) and outlives the kernel's
 clusters. When the kernel exits, the fork server kills all its descendants and exits.
 
-Its parent is the *subreaper*, which forks the fork server before large imports, holds no lifeline,
-waits until the fork server exits, kills the remaining descendants and removes the folders. When the
-fork server is killed, the subreaper adopts the ranks' children (see
+The fork server's parent is the *subreaper*, which forks the fork server before large imports, holds
+no lifeline, waits until the fork server exits, kills the remaining descendants and removes the
+folders. When the fork server is killed, the subreaper adopts the ranks' children (see
 :mod:`distkit.cluster.processes.cleanup`). If the subreaper is killed, the fork server shuts down.
 
-Nothing here may start a thread, open a ZeroMQ context or use CUDA: they do not work after a fork.
+Nothing here may start a thread, open a ZeroMQ context or use CUDA, because none of these works
+after a fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Defines the roles of forked children: engine, plain rank, controller, and kvstore node.
 
 A role's function is called in a new fork of the fork server; its first argument is the lifeline.
-The fork server calls :func:`preload` before it forks ranks, so they share its modules and hooks.
+The fork server calls :func:`preload` before it forks ranks, so all ranks share its modules and
+hooks.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def engine(
     from distkit.cluster.rank.rank import Rank
 
     class PythonOutput(OutStream):
-        """Stream of Python's output; C++ output stays in the log, for crash reports."""
+        """Stream of Python's output, without descriptors 1 and 2, which are already redirected."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, watchfd=False, **kwargs)  # type: ignore[no-untyped-call]

@@ -16,7 +16,8 @@ from typing import Any, TextIO
 from distkit.cluster.processes.channel import Channel
 from distkit.cluster.processes.rank_spec import CHANNEL_CLOSED
 
-#: Maximum number of unsent messages with output. Beyond it the pipes fill up, and printing blocks.
+#: Maximum number of unsent messages with output. When it is reached, the pipes fill up, and
+#: printing blocks.
 MAX_UNSENT = 64
 
 #: Capacity of the pipe for descriptor 1, and maximum number of bytes read at once.

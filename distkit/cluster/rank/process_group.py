@@ -84,7 +84,7 @@ class Group:
             raise RuntimeError(
                 f"rank {spec.rank} replaces a process that exited, and its default process group "
                 "has not been initialized: a group needs all its ranks from the start. With "
-                'on_crash="replace", let workers communicate through the store only.'
+                'on_crash="replace", workers can communicate only through the store.'
             )
         os.environ["GLOO_SOCKET_IFNAME"] = spec.interface or LOOPBACK
         if spec.interface:

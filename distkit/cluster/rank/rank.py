@@ -304,10 +304,10 @@ class Rank:
 class Gate:
     """Semaphore that blocks a rank before each communication call until it gets a permit.
 
-    The tap's hook waits on it, so it works for every program, including DDP's C++ reducer. Another
-    thread adds permits, since the main thread waits. The operation of a waiting rank is
-    *scheduled* but not *started*, which :class:`distkit.diagnosis.rank_state.WaitForGraph`
-    interprets.
+    The tap's hook waits on the gate, so pausing works for every program, including DDP's C++
+    reducer. Another thread adds permits, since the main thread waits. The operation of a waiting
+    rank is *scheduled* but not *started*; :class:`distkit.diagnosis.rank_state.WaitForGraph`
+    therefore treats the rank as paused.
 
     ``on_wait`` is called before a communication call waits.
     """

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 GRACE = 0.3
 #: Time from a rank's release until its process is killed [s].
 RELEASE_TIMEOUT = 2.0
-#: Maximum time from an interrupt to the end of the run [s].
+#: Timeout for a run to end after an interrupt [s].
 INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
-#: Maximum number of events of a finished run to diagnose automatically.
+#: Maximum number of events of a run that is diagnosed automatically.
 MAX_DIAGNOSED_EVENTS = 10_000
 
 #: Maximum number of replacements of a process in a run, because its failure may be permanent.
@@ -171,7 +171,7 @@ class Conductor:
 
     @property
     def trace(self) -> Trace:
-        """The communication received from the ranks so far."""
+        """The trace of the events received so far."""
         if self._trace is not None:
             return self._trace
         from distkit.trace.trace import without_idle_servers  # lazy: see LiveTrace.snapshot
@@ -443,7 +443,7 @@ class DeadlockWatchdog:
         #: By rank: the operations that its threads wait in, the start of the wait, and a later time
         #: at which the rank was still waiting.
         self.waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
-        self._harmless_key: object = None  # state of the waits at the last check without a deadlock
+        self._harmless_key: object = None  # the waits at the last check that found no deadlock
         self._key: object = None
         self._key_time = self._checked_at = 0.0
         self._interval = CHECK_INTERVAL / 2

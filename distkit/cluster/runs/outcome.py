@@ -1,7 +1,7 @@
 """The outcome of a function on one rank as plain data, and the rank's end derived from it.
 
-Exceptions are the user's objects: their ``__str__`` may raise, exit the process or return no
-string.
+Exceptions are the user's objects: their ``__str__`` may raise, exit the process, or return
+something other than a string.
 """
 
 from __future__ import annotations
@@ -198,12 +198,12 @@ def exit_cause(status: int, *, expected: bool = False, log: str = "") -> str:
 
 
 def rank_ends(outcomes: Iterable[Outcome]) -> dict[int, RankEnd]:
-    """Return the end of each rank, for the trace's ``info.ends``."""
+    """Return how each rank ended, for the trace's ``info.ends``."""
     return {o.rank: rank_end(o) for o in outcomes}
 
 
 def rank_end(outcome: Outcome) -> RankEnd:
-    """Return the end of a rank."""
+    """Return how a rank ended."""
     if outcome.died:
         return RankEnd(
             "died",

@@ -186,8 +186,8 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
     if trace.info.replaced and "process group has not been initialized" in error.text:
         parts.append(
             "A worker was replaced earlier. A torch.distributed group ends when one of its ranks "
-            'exits, and a new process cannot join it. With on_crash="replace", let workers '
-            "communicate through the store only."
+            'exits, and a new process cannot join it. With on_crash="replace", workers can '
+            "communicate only through the store."
         )
     visible = [
         f for f in error.frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))

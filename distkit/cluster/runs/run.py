@@ -35,9 +35,9 @@ TIMELINE_DELAY = 1.0
 class Run:
     """A running or finished run of a function on the ranks.
 
-    ``results`` (one per rank), ``trace`` and ``seconds`` describe a finished run. During a run
+    ``results`` (one per rank), ``trace`` and ``seconds`` describe a finished run. During a run,
     ``trace`` contains the events so far, ``wait()`` waits until the run has finished, and
-    ``interrupt()`` interrupts it. In a notebook a run is displayed as a timeline of its messages.
+    ``interrupt()`` interrupts it. In a notebook, a run is displayed as a timeline of its messages.
     """
 
     def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """The communication received from the ranks so far."""
+        """The trace of the events received so far."""
         return self._conductor.trace
 
     @property
@@ -142,7 +142,7 @@ class Run:
 
         Raises:
             RankError: the function raised on a rank, or a rank died.
-            DeadlockError: ranks waited for each other forever; the message explains where and why.
+            DeadlockError: ranks would wait forever; the message explains where and why.
             RunInterrupted: the run was interrupted, for example by ``cluster.interrupt()``.
             KeyboardInterrupt: the wait was interrupted, and all ranks have ended.
             TimeoutError: ``timeout`` seconds have passed; the run continues.
@@ -254,7 +254,7 @@ def run_ranks(
         record: whether to record a trace; deadlocks are not detected without one.
         wait_forever: whether the run continues when its ranks are deadlocked.
         seed: seed for the ranks' random numbers, as in :meth:`Cluster.run`.
-        timeout: time limit after which the ranks are killed [s].
+        timeout: time limit after which the run is stopped [s].
         raw: whether ``fn`` returns bytes, which are stored unchanged in ``results``. Nothing is
             unpickled, so an untrusted function cannot execute code in this process.
 

@@ -245,7 +245,7 @@ class Stepper:
     def _choose(self, rank: int | None) -> list[int]:
         """Return the ranks to resume: one, or all that are paused.
 
-        If none is paused the step waits for the running ranks.
+        If none is paused, the step waits for the running ranks.
 
         Raises:
             StepError: the run has ended, or these ranks cannot be resumed.
