@@ -9,7 +9,7 @@
     ├── RunError                one run of a function on the ranks
     │   ├── RankError           the function raised on a rank; its traceback is in the message
     │   │   └── RankDied        a rank's process exited during the run
-    │   ├── DeadlockError       ranks waited for each other forever; its findings explain why
+    │   ├── DeadlockError       ranks would have waited forever; its findings explain why
     │   │   └── MismatchError   their calls do not match in size, order, root …
     │   ├── NotPicklableError   the function, an argument or a result cannot be pickled
     │   └── RunInterrupted      the run was interrupted, or its cluster was stopped
@@ -129,7 +129,7 @@ class RankDied(RankError):
 
 
 class DeadlockError(RunError):
-    """Ranks waited for each other forever and were stopped.
+    """Ranks would have waited forever, and were stopped.
 
     ``findings`` explains which ranks waited, for which ranks and on which lines, with a remedy. A
     notebook shows a diagram of the waits above the message.
@@ -186,7 +186,7 @@ class RunStopped(_BriefTraceback, KeyboardInterrupt):
 
 
 class CommunicationWarning(UserWarning):
-    """The run finished, but its communication was inconsistent."""
+    """Reports a problem that is not an error, such as a message that was never received."""
 
 
 class KVStoreError(DistkitError):

@@ -9,8 +9,8 @@
 
 Each is a short form of :meth:`distkit.Cluster.execute` on the latest cluster.
 
-An error that distkit or torch raises about a mistake in a cell is shown as the cell's line and
-the message. IPython shows other errors as usual.
+Errors that distkit raises, and torch's error for a missing process group, are shown as the cell's
+line and the message. IPython shows other errors as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Divergence of ranks: calls that only some ranks make, and loops that some leave early.
+"""Divergence of ranks: calls that only some ranks make, and loops that some ranks exit early.
 
 No side effects.
 

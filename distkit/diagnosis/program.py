@@ -2,10 +2,10 @@
 
 No side effects.
 
-The recorded calls do not distinguish a rank that left its loop early from a rank that made an extra
-call, but the program's text does. A *path* is the stack of a call: its line and its callers' lines,
-innermost first, each written ``file:number`` as in events. Unknown files and files that are not
-Python are ignored.
+The recorded calls do not distinguish a rank that exited its loop early from a rank that made an
+extra call, but the program's text does. A *path* is the stack of a call: its line and its callers'
+lines, innermost first, each written ``file:number`` as in events. Unknown files and files that are
+not Python are ignored.
 """
 
 from __future__ import annotations
