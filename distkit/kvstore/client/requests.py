@@ -29,9 +29,9 @@ class Requests:
     Args:
         link: the transport.
         node: id of this node.
-        first: number of its first request.
+        first: number of this node's first request.
         name: returns the name of a node, for error messages.
-        servers: the nodes that hold the values.
+        servers: the ids of the nodes that hold the values.
         replication: number of servers that hold each value.
     """
 
@@ -46,13 +46,13 @@ class Requests:
         replication: int = 1,
     ) -> None:
         self.node, self._link, self._name = node, link, name
-        #: The nodes that hold a server's values: the server and its backup.
+        #: The ids of the nodes that hold each server's values: the server and any backup.
         self._owners = {
             n: (n, servers[backup_of(i, len(servers))])[:replication] for i, n in enumerate(servers)
         }
         #: The user's next call, if any gate (a callback before a request) is installed.
         self.step: Step | None = None
-        self._departed: dict[int, str] = {}  # why a node exited, by node
+        self._departed: dict[int, str] = {}  # cause of exit, by node
         self._next = first
         self._outbox: dict[int, list[Request]] = {}  # by node
         self._in_flight: dict[int, InFlight] = {}  # by request number
@@ -84,9 +84,10 @@ class Requests:
         return responses
 
     def post(self, call: Call) -> None:
-        """Queue a push for the next :meth:`dispatch`; :meth:`check` reports its rejection.
+        """Queue a push for the next :meth:`dispatch`.
 
-        A push larger than MAX_QUEUED sends all queued requests.
+        If a server rejects the push, :meth:`check` raises the error. A push larger than MAX_QUEUED
+        sends all queued requests.
         """
         request = self._create(call).request
         if isinstance(request, Push) and request.value.nbytes > MAX_QUEUED:
@@ -146,7 +147,7 @@ class Requests:
             self._link.send(node, requests, receiver)
 
     def _fail_unanswerable(self) -> None:
-        """Fail requests to servers that have exited without a backup."""
+        """Fail requests to servers that have exited, if no backup is left."""
         for node, cause in self._departed.items():
             if self._server_for(node) is not None:
                 continue
@@ -191,7 +192,7 @@ class Requests:
             self._push_errors.setdefault(entry.request.key, response.text)
 
     def _abandon(self, in_flight: Iterable[InFlight]) -> None:
-        """Stop waiting for requests; later responses are ignored."""
+        """Stop waiting for the responses to these requests; ignore them if they arrive later."""
         for entry in in_flight:
             if entry.response is None:
                 del self._in_flight[entry.request.number]

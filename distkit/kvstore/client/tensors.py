@@ -162,7 +162,7 @@ def split_and_load(
 
     Args:
         data: the batch, a tensor or an argument of ``torch.as_tensor``.
-        devices: for example ``["cuda:0", "cuda:1"]``; repeat ``"cpu"`` to try it without GPUs.
+        devices: for example ``["cuda:0", "cuda:1"]``; repeat ``"cpu"`` to run without GPUs.
         batch_axis: the axis to split.
         even_split: whether to reject a batch that cannot be divided evenly.
 

@@ -24,7 +24,7 @@ class Trainer:
 
     Args:
         params: the parameters; for several devices, a list of replicas per parameter. Key ``i`` of
-            the store is the i-th parameter.
+            the store is the i-th parameter that requires a gradient.
         optimizer: as for :meth:`.KVStore.set_optimizer`.
         optimizer_params: the options of an optimizer given by name or class.
         kvstore: a store or its name.
@@ -32,7 +32,7 @@ class Trainer:
 
     Raises:
         KVStoreError: The optimizer is unknown, there are no parameters to train, or
-            ``update_on_kvstore=False`` with dist_async, which has no sum of all gradients.
+            ``update_on_kvstore`` is False with dist_async, which has no sum of all gradients.
 
     Example, on a worker::
 
@@ -79,7 +79,7 @@ class Trainer:
         gradients = self._gradients()
         if batch_size != self._batch_size:
             self._begin(batch_size)
-        # in layer order, because forward needs the first layers first
+        # in layer order, because the forward pass needs the first layers first
         outs: Any = self._params if self.update_on_kvstore else gradients
         self._store.pushpull(self._keys, gradients, outs)
         if not self.update_on_kvstore:

@@ -55,7 +55,7 @@ class KVStore:
 
     Args:
         requests: sends the store's requests.
-        options: the options that it was created with.
+        options: the store's options.
         num_workers: number of workers that share the store.
         servers: the ids of the nodes that hold the values.
         scheduler: the id of the scheduler.
@@ -111,7 +111,7 @@ class KVStore:
         at the start of the run, the lowest-numbered worker sets the values.
 
         Args:
-            key: a key or a list of keys: numbers or strings.
+            key: a key (an integer or a string) or a list of keys.
             value: a tensor for each key.
 
         Raises:
@@ -148,8 +148,8 @@ class KVStore:
             priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: the key is not initialized, or has a different shape or dtype. A server's
-                errors are raised by the next call on that key.
+            KVStoreError: the key is not initialized, or ``value`` has another shape or dtype. A
+                server's errors are raised by the next call on that key.
         """
         self._push(group_by_key("push", key, value))
 
@@ -253,7 +253,7 @@ class KVStore:
             The pulled values, if ``out`` is None.
 
         Raises:
-            KVStoreError: as :meth:`push` and :meth:`pull`.
+            KVStoreError: see :meth:`push` and :meth:`pull`.
         """
         gradients, outs = group_by_key("push", key, value), self._outs(key, out)
         if gates or sum(tensors[0].nbytes for tensors in gradients.values()) > MAX_QUEUED:
@@ -323,7 +323,7 @@ class KVStore:
             replace: whether to replace the servers' optimizer; then only one worker calls this,
                 between two barriers.
             options: options of the optimizer, such as ``lr=0.1``, and the common options
-                ``rescale_grad`` and ``multi_precision``, see :class:`.OptimizerSpec`.
+                ``rescale_grad`` and ``multi_precision``; see :class:`.OptimizerSpec`.
 
         Raises:
             KVStoreError: the optimizer is not supported, or differs from the current one.
@@ -519,7 +519,7 @@ def use(node: Node, report: Callable[[str], None] = lambda crash_effect: None) -
 
 
 def current_node() -> Node | None:
-    """Return the node that this process is in the current run, or None if it is not a worker."""
+    """Return this process's node in the current run, or None if it is not a worker."""
     return _node
 
 

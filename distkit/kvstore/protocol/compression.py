@@ -24,7 +24,8 @@ class Compression:
         params: MXNet's ``compression_params``.
 
     Raises:
-        KVStoreError: The type is not 2bit, or the threshold is not positive.
+        KVStoreError: The type is not 2bit, the threshold is not positive and finite, or there are
+            other parameters.
 
     >>> two_bits = Compression({"type": "2bit", "threshold": 0.5})
     >>> packed = two_bits.pack("w", 0, torch.tensor([0.7, -0.2, -3.0]))
@@ -45,7 +46,7 @@ class Compression:
         self._errors: dict[tuple[Key, int], Tensor] = {}
 
     def pack(self, key: Key, server: int, gradient: Tensor) -> Tensor:
-        """Compress a server's part of a gradient, including the error of the previous push."""
+        """Compress the sum of a server's part of a gradient and the error of the previous push."""
         error = self._errors.get((key, server))
         x = gradient.float() if error is None else gradient.float() + error
         codes = (x >= self.threshold).byte() + 2 * (x <= -self.threshold).byte()

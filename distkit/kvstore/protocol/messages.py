@@ -1,8 +1,9 @@
 """Messages between workers, servers and the scheduler.
 
 A node sends a :class:`Request` and receives one :class:`Response` with the same ``node`` and
-``number``. :mod:`.wire` and :mod:`.transport` send messages, and :mod:`.server` and
-:mod:`.scheduler` handle them.
+``number``; only :class:`Departed` is sent without a request. :mod:`.wire` encodes messages,
+:mod:`distkit.kvstore.transport` sends them, and :mod:`.server` and
+:mod:`distkit.kvstore.transport.scheduler` handle them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from distkit.kvstore.protocol.options import StoreOptions
 
-#: The name of a parameter array, a number or a string, as in MXNet.
+#: The name of a parameter array: an integer or a string, as in MXNet.
 Key: TypeAlias = int | str
 
 #: The n-th replacement of a worker numbers its requests from n times this stride, so a request's
@@ -25,10 +26,10 @@ INCARNATION_STRIDE = 1 << 40
 class Message(Struct, array_like=True, tag=True, forbid_unknown_fields=True, eq=False):
     """The base class of all messages.
 
-    Do not change a message after sending it. Messages are not frozen, because creating them would
-    take three times as long.
+    Do not change a message after sending it.
 
-    ``node`` is the id of the node that sent the request, ``number`` counts its requests.
+    ``node`` is the id of the node that sent the request, and ``number`` identifies the request
+    among those of this node.
     """
 
     node: int
@@ -45,7 +46,7 @@ class Request(Message):
 
 
 class Response(Message):
-    """A message sent to ``node`` in reply."""
+    """A message sent to ``node``, usually in reply to its request."""
 
 
 # -- to the scheduler -----------------------------------------------------------
@@ -54,7 +55,7 @@ class Response(Message):
 class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
-    Workers have no endpoint; servers have no ``options``, which workers choose. ``number`` is
+    A worker's ``endpoint`` is empty, and a server's ``options`` are None. ``number`` is
     :data:`INCARNATION_STRIDE` times the number of earlier processes of this node.
     """
 
@@ -65,8 +66,8 @@ class Register(Request):
 class Barrier(Request):
     """Enter the run's ``nth`` barrier.
 
-    The response is sent when every worker has entered the barrier. Its ``version`` is the number of
-    barriers that the run has passed.
+    The response is sent when all workers that are still required have entered the barrier. Its
+    ``version`` is the number of barriers that the run has passed.
     """
 
     nth: int
@@ -97,7 +98,7 @@ class Departed(Response):
 
 
 class AddressBook(Response):
-    """The endpoints of all nodes by node id, sent once all have registered.
+    """The endpoints of the registered nodes by node id, sent at the start and to replacements.
 
     ``barriers`` counts the barriers that the run has passed.
     """
@@ -114,7 +115,7 @@ class Init(Request):
     """Set the first value of a key.
 
     The ``initializer`` sends the value; the other workers send only shape and dtype and wait for
-    the value. ``shape`` is the shape of the whole array, ``value`` the server's flat part of it.
+    the value. ``shape`` is the shape of the whole array, and ``value`` is the server's flat part.
     """
 
     key: Key
@@ -125,11 +126,11 @@ class Init(Request):
 
 
 class Push(Request):
-    """Send a gradient, computed from ``version`` of the value.
+    """Send a gradient that was computed from this ``version`` of the value.
 
-    With a ``threshold`` the gradient is compressed (:mod:`.compression`). ``once`` identifies a
-    push of a function that may run again on any worker. It contains the function's number and how
-    often the function has pushed the key.
+    If ``threshold`` is not 0, the gradient is compressed (:mod:`.compression`). ``once`` identifies
+    a push by a function that may run again on any worker. It contains the function's number and the
+    number of times that the function has pushed the key.
     """
 
     key: Key
@@ -152,18 +153,24 @@ class Pull(Request):
 
 
 class AtBarrier(Request):
-    """Announce that this worker waits at a barrier, so no worker waits for its gradients."""
+    """Announce that this worker is at a barrier, so that no round waits for its gradients.
+
+    Sent only with ``on_crash="replace"``.
+    """
 
 
 class Finished(Request):
-    """Announce that this worker's function has ended, so that workers stop waiting for it."""
+    """Announce that this worker's function has ended, so that workers stop waiting for it.
+
+    Sent only with ``on_crash="replace"``.
+    """
 
 
 class SetOptimizer(Request):
-    """Set the optimizer: a name and plain values, never code.
+    """Set the optimizer, given by its name and plain-data options.
 
-    Without ``replace`` it must equal the current optimizer. ``keys`` are the keys that it updates;
-    empty for all keys without a separate optimizer.
+    Unless ``replace`` is set, it must equal the current optimizer, if there is one. It updates the
+    ``keys`` or, if ``keys`` is empty, all keys without a separate optimizer.
     """
 
     name: str
@@ -190,10 +197,11 @@ class Copy(Request):
 
 
 class Reply(Response):
-    """Confirm a request. ``version`` counts the updates of the key; a pull gets its ``value``.
+    """Confirm a request.
 
-    ``dropped`` counts this worker's gradients of the key that arrived too late for their round;
-    ``clock`` is this worker's clock (:mod:`distkit.consistency`).
+    ``version`` is the number of updates of the key. The reply to a pull also contains the server's
+    part of the key's ``value``. ``dropped`` is the number of this worker's gradients that arrived
+    too late for their round, and ``clock`` is its clock (:mod:`distkit.consistency`).
     """
 
     version: int = 0

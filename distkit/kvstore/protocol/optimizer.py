@@ -21,9 +21,9 @@ from distkit.errors import KVStoreError
 _ALIASES = {"learning_rate": "lr", "wd": "weight_decay"}
 #: Options that all optimizers accept, besides those of their class.
 _COMMON = ("rescale_grad", "multi_precision")
-#: Constructor arguments that users cannot set: the parameters, and choices of an implementation.
+#: Constructor arguments that users cannot set: ``params``, and those that select an implementation.
 _EXCLUDED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable")
-#: Optimizers that cannot update each part of an array separately, and the base class.
+#: The base class, and optimizers that cannot update a part of an array from its dense gradient.
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
@@ -113,15 +113,15 @@ class OptimizerSpec:
         return {**_defaults(self.kind), **explicit}
 
     def divided(self, batch_size: float) -> OptimizerSpec:
-        """Return the same optimizer with gradients divided by ``batch_size`` first."""
+        """Return the same optimizer, but with gradients divided by ``batch_size``."""
         scale = self.options.get("rescale_grad", 1) / batch_size
         return OptimizerSpec(self.name, {**self.options, "rescale_grad": scale})
 
     def check(self) -> OptimizerSpec:
-        """Return the same specification after a trial step on one number.
+        """Check the specification with a trial step on one number, and return it.
 
         Raises:
-            KVStoreError: The step fails.
+            KVStoreError: The name is unknown, or the step fails.
         """
         one = torch.ones(1)
         try:
@@ -242,8 +242,9 @@ def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
 def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
     """Return the specification of a name, or of a class or instance of ``torch.optim``.
 
-    ``options`` override the corresponding options of an instance or a specification. Unless
-    it is an instance or a specification without ``options``, it is checked with a trial step.
+    ``options`` override the corresponding options of an instance or a specification. The result is
+    checked with a trial step, unless ``optimizer`` is an instance or a specification and there are
+    no ``options``.
 
     Raises:
         KVStoreError: Servers do not support the optimizer, an option is unknown or invalid, or an
@@ -290,7 +291,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
 
 
 def _as_data(name: str, options: Mapping[str, Any]) -> OptimizerSpec:
-    """Return a specification with plain-data options, without those that equal the default."""
+    """Return a specification with plain-data options, without options that equal their defaults."""
     default = {"rescale_grad": 1, "multi_precision": False}
     default |= _defaults(OptimizerSpec(name).kind)
     try:

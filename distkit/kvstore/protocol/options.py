@@ -12,13 +12,13 @@ from distkit.errors import KVStoreError
 #: MXNet's default: arrays with at least this many elements are split over all servers.
 BIGARRAY_BOUND = 1_000_000
 
-#: The modes of a distributed store; ``_device`` adds a worker's gradients on a device.
+#: The modes of a distributed store; with ``_device``, a worker sums its gradients on a device.
 MODES = ("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")
 
 #: The names of all stores, for error messages.
 _STORES = ", ".join(f'"{name}"' for name in MODES)
 
-#: Effects of a worker's crash on workers that wait for it.
+#: Possible effects of a worker's crash on workers that wait for it.
 ON_CRASH = ("halt", "continue", "replace")
 
 
@@ -95,10 +95,10 @@ class StoreOptions:
 
     @property
     def crash_effect(self) -> str:
-        """The effect of a worker's exit on the run.
+        """The effect of a worker's exit on the run, one of :data:`ON_CRASH`.
 
-        Without rounds no worker halts. With backup workers, a worker halts only if it waits for
-        more exited workers than a round may lack.
+        ``"halt"`` applies only to rounds without backup workers. Without rounds, no worker waits
+        for one that has exited; with backup workers, a round can complete without some workers.
         """
         halts = self.on_crash == "halt" and self.rule.has_rounds and not self.backup
         return self.on_crash if halts or self.on_crash == "replace" else "continue"

@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def server_of(key: Key, servers: int) -> int:
-    """Return the server of a key that is not split; integers are spread evenly, as in MXNet.
+    """Return the server of a key whose array is not split; integers are spread evenly, as in MXNet.
 
     >>> [server_of(key, 2) for key in ("weight", "bias", 3)]
     [1, 0, 1]

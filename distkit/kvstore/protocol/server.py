@@ -8,7 +8,7 @@
 
 The consistency model (:mod:`distkit.consistency`) decides when a round is complete and which
 workers a pull waits for. *Synchronous*: all workers compute from the same version and wait for the
-slowest. *Asynchronous*: no worker waits, and gradients are stale. Other models are in between.
+slowest. *Asynchronous*: no worker waits, and gradients may be stale. Other models are in between.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Entry(Struct, eq=False):
 
     ``value`` is replaced, never changed in place, so a response being sent keeps its version.
     ``rounds`` holds the gradients of incomplete rounds, by round and worker. ``waiting`` holds each
-    unanswered pull and its worker's clock on arrival. ``clocks`` counts each worker's gradients,
-    and ``dropped`` its late gradients. ``accepted`` is the number of each author's latest push.
+    unanswered pull and its worker's clock on arrival. ``clocks`` holds each worker's clock, and
+    ``dropped`` the number of its gradients that arrived too late. ``accepted`` holds the number of
+    each author's latest push.
     """
 
     key: Key
@@ -69,7 +70,7 @@ class Entry(Struct, eq=False):
         return self.rounds.get(self.version, {})
 
     def has_accepted(self, push: Push) -> bool:
-        """Return whether a push was accepted before.
+        """Return whether this push has already been accepted.
 
         A worker repeats its pushes in order, and a function that runs again makes the same pushes,
         so it suffices to compare with the number of the latest push.
@@ -83,21 +84,21 @@ class Entry(Struct, eq=False):
         return Reply(node, request.number, self.version, value, dropped, self.clocks.get(node, 0))
 
 
-#: Returns a context manager that wraps an update, given its key and gradients.
+#: Returns a context manager that wraps an update, given the key's entry and the pushes.
 UpdateContext = Callable[[Entry, list[Push]], AbstractContextManager[object]]
 
 
 class KVServer:
     """A shard of the weights. It handles messages and returns responses, without I/O.
 
-    A worker only sends requests about keys that it has initialized.
+    Workers must initialize a key before they send other requests for it.
 
     Args:
         rule: the consistency model.
-        workers: the workers whose gradients are applied.
+        workers: the ids of the workers.
         on_crash: the effect of a worker's crash on workers that wait for it. With "halt" they wait
             until the run ends, with "continue" the crashed worker is excluded, and with "replace"
-            they wait for its replacement.
+            they wait for its replacement. Without rounds, a crashed worker is always excluded.
         require_optimizer: whether to reject gradients while no optimizer is set. Without an
             optimizer the sum of a round *replaces* the value, which is only meaningful if all
             workers contribute.
@@ -109,9 +110,9 @@ class KVServer:
     >>> one = torch.ones(1)
     >>> [r.version for r in server.handle(Init(0, 0, "w", (1,), "float32", one))]
     [0]
-    >>> server.handle(Push(0, 1, "w", (1,), 0, 3 * one))[0].version   # waits for worker 1
+    >>> server.handle(Push(0, 1, "w", (1,), 0, 3 * one))[0].version  # the round waits for worker 1
     0
-    >>> server.handle(Pull(0, 2, "w"))                                # so does this
+    >>> server.handle(Pull(0, 2, "w"))                               # the pull waits, too
     []
     >>> [str(r.value) for r in server.handle(Push(1, 0, "w", (1,), 0, 4 * one))]
     ['None', 'tensor([7.])']
@@ -129,7 +130,7 @@ class KVServer:
         self.rule, self.on_crash, self.update_context = rule, on_crash, update_context
         # members: the workers whose gradients are required
         self.require_optimizer, self.members = require_optimizer, set(workers)
-        self.departed: dict[int, str] = {}  # why a worker exited, by worker
+        self.departed: dict[int, str] = {}  # cause of exit, by worker
         #: Workers whose gradients are not required until they leave the barrier.
         self.at_barrier: set[int] = set()
         #: The first request number of the replacement of each worker that has exited.
@@ -164,7 +165,7 @@ class KVServer:
             return [error(request, e)]
 
     def _init(self, init: Init) -> list[Response]:
-        """Set the initializer's value; other inits wait for it, and must have its layout."""
+        """Set the initializer's value; other inits wait for it, and must have the same layout."""
         entry = self.entries.get(init.key)
         if entry is None:
             if init.value is None:
@@ -210,14 +211,14 @@ class KVServer:
     def _update(self, entry: Entry) -> None:
         """Apply the sum of the gradients of each complete round."""
         while entry.arrived and self.rule.complete(entry.arrived, self.members):
-            # the order of workers makes sums reproducible
+            # sorting by worker makes sums reproducible
             pushes = [push for _, push in sorted(entry.rounds.pop(entry.version).items())]
             with self.update_context(entry, pushes):
                 self._apply(entry, sum_tensors([p.value for p in pushes]))
             entry.version += 1
 
     def _apply(self, entry: Entry, gradient: Tensor) -> None:
-        """Update the value with a sum of gradients, which is float32 for some 16-bit values."""
+        """Update the value with a sum of gradients, which may be in float32 for a 16-bit value."""
         if (spec := self._optimizer(entry.key)) is None:
             entry.value = gradient.to(entry.value.dtype)
             return
@@ -235,12 +236,12 @@ class KVServer:
         return self._release_pulls(entry)
 
     def _release_pulls(self, entry: Entry) -> list[Response]:
-        """Respond to the pulls that no longer wait."""
+        """Return the replies to the pulls that no longer need to wait."""
         responses: list[Response] = []
-        for name, (pull, clock) in list(entry.waiting.items()):
+        for pull_id, (pull, clock) in list(entry.waiting.items()):
             state = entry.version, entry.arrived, self.members, entry.clocks
             if not self.rule.awaits(clock, *state):
-                del entry.waiting[name]
+                del entry.waiting[pull_id]
                 responses.append(entry.reply(pull, entry.value))
         return responses
 
@@ -274,10 +275,10 @@ class KVServer:
         return [error(i, f"init of {i.key!r} {reason}. Run again.") for i in inits]
 
     def _pause(self, request: AtBarrier | Finished) -> list[Response]:
-        """Stop waiting for the gradients of a worker that is at a barrier or has finished.
+        """With "replace", stop waiting for a worker that is at a barrier or has finished.
 
-        A replacement may make pushes that the other workers made earlier, so its rounds must not
-        wait for the other workers again.
+        A replacement may repeat pushes of earlier rounds. These rounds must not wait for the other
+        workers again.
         """
         if self.on_crash == "replace":
             self.members.discard(request.node)
@@ -295,7 +296,7 @@ class KVServer:
         ]
 
     def _join(self, worker: int) -> None:
-        """Add a worker at its first push, after a replacement or a barrier.
+        """Add a worker at its first push after a barrier, or after it was replaced.
 
         Its clock starts no lower than the slowest worker's, so that no worker waits until it
         catches up.
@@ -328,7 +329,7 @@ class KVServer:
     # -- validation -------------------------------------------------------------
 
     def _validate(self, push: Push, entry: Entry) -> Push:
-        """Return a push, decompressed; reject it if it cannot be applied."""
+        """Decompress the gradient of a push; raise an error if it cannot be applied."""
         if push.threshold:
             value = unpack(push.value, push.threshold, entry.value.numel())
             push = replace(push, value=value.to(entry.value.dtype))

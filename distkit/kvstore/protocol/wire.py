@@ -44,7 +44,7 @@ _AnyMessage = (
 class Batch(NamedTuple):
     """Messages that are sent together: the content of a header.
 
-    ``server`` is the addressed server, although its backup may respond.
+    ``server`` is the server that requests are addressed to, although its backup may handle them.
     """
 
     server: int
@@ -52,11 +52,11 @@ class Batch(NamedTuple):
 
 
 def encode(*messages: Message, server: int = 0) -> tuple[bytes, list[memoryview]]:
-    r"""Return messages to one node as a header, and the memory of the large tensors.
+    r"""Encode messages to one node as a header and the memory of the large tensors.
 
     Args:
         messages: the messages.
-        server: the addressed server.
+        server: the server that requests are addressed to.
 
     >>> encode(messages.Pull(1, 2, "w"))
     (b'\x92\x00\x91\x94\xa4Pull\x01\x02\xa1w', [])
@@ -64,7 +64,7 @@ def encode(*messages: Message, server: int = 0) -> tuple[bytes, list[memoryview]
     large: list[memoryview] = []
 
     def enclose(tensor: Any) -> tuple[str, memoryview | int]:
-        """Return a tensor's memory for the header, or its size if it follows the header."""
+        """Return a tensor's dtype and its memory, or its size if the memory follows the header."""
         array = memoryview(tensor.view(torch.uint8).numpy())  # NumPy has no bfloat16
         if array.nbytes < LARGE:
             return dtype_name(tensor), array
@@ -75,7 +75,7 @@ def encode(*messages: Message, server: int = 0) -> tuple[bytes, list[memoryview]
 
 
 def decode(header: Any, body: Any = b"") -> Batch:
-    """Decode a header and the memory of the large tensors; the decoded tensors share it.
+    """Decode a header and the memory of the large tensors, without copying aligned tensors.
 
     Raises:
         msgspec.MsgspecError: the data is not a batch of messages.

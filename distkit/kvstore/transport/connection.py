@@ -1,7 +1,8 @@
 """Connections between nodes: Unix sockets within a host, ZeroMQ between hosts.
 
 Within a host, a round trip takes a third of ZeroMQ's CPU time, because no other thread
-forwards the messages. A message is a header and a body, see :mod:`.wire`.
+forwards the messages. A message is a header and a body
+(:mod:`distkit.kvstore.protocol.wire`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SIZES = struct.Struct("!QQ")
 _SOCKET_BYTES = 1 << 22
 #: Maximum number of buffers in one system call.
 _MAX_BUFFERS = 64
-#: Interval at which a node looks for the socket of a node that has not started yet [s].
+#: Interval at which a node looks for the socket of another node that has not started yet [s].
 _CONNECT_INTERVAL = 0.005
 
 
@@ -39,7 +40,7 @@ class LocalConnection:
 
     Args:
         sock: a connected Unix socket.
-        poller: polls the connection until the other end is closed.
+        poller: polls the connection until it is closed.
         wait: whether :meth:`send` waits until the socket has accepted the message. Otherwise,
             :meth:`receive` sends the rest; the poller reports when the socket is writable.
     """
@@ -90,7 +91,7 @@ class LocalConnection:
         return next(self._incoming, None)
 
     def _read(self) -> Iterator[Received | None]:
-        """Yield each message, and None while it has not arrived, until the other end is closed."""
+        """Yield each message, or None while the next has not arrived, until the connection ends."""
         with suppress(OSError, MemoryError, ValueError):  # data from a program that is not a node
             while True:
                 sizes = bytearray(_SIZES.size)
@@ -150,7 +151,7 @@ def unite(header: zmq.Frame, *body: zmq.Frame) -> Received:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens on this path; the path exists only once it listens."""
+    """Return a socket that listens on this path, which exists only once the socket listens."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}~")
     listener.listen(socket.SOMAXCONN)

@@ -17,7 +17,7 @@ class Link:
     """Connections to the nodes that handle requests.
 
     Args:
-        keys: the cluster's CurveZMQ keys, see :func:`.node.open_socket`.
+        keys: the run's CurveZMQ keys; see :func:`.node.open_socket`.
         route: returns the route to a node, given its endpoint; see :meth:`.Node.route`.
         wait: whether :meth:`send` waits until the data is sent. A node that also serves requests
             must not wait, or two nodes could wait for each other.

@@ -2,7 +2,7 @@
 
 On one host, sockets are files in the cluster's folder, which only the cluster's user can access.
 Between hosts, they are ports on the one interface that reaches the other hosts, and a process
-without the cluster's keys (CurveZMQ) cannot connect.
+without the run's keys (CurveZMQ) cannot connect.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Node:
         keys: the run's public and secret key (CurveZMQ), or None to rely on the permissions of the
             folder.
         incarnation: number of earlier processes of this node.
-        address: the address of this host's interface to the other hosts, if there are any.
-        scheduler_endpoint: the scheduler's endpoint, if it is on another host.
+        address: the address of this host's interface to the other hosts, or "" if there are none.
+        scheduler_endpoint: the scheduler's endpoint, or "" for the default on this host.
         run: the name of the run, unique in the folder.
 
     >>> Node("server", 1, workers=4, servers=2, folder="f").id
@@ -97,12 +97,12 @@ class Node:
 
 
 def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
-    """Create a socket with unlimited queues, so that it never drops a message.
+    """Create a socket with unlimited queues, so that no message is dropped for lack of space.
 
     Args:
         context: the ZeroMQ context.
         kind: ``zmq.ROUTER`` to receive requests, ``zmq.DEALER`` to send them.
-        keys: the cluster's public and secret key, or None to rely on the folder's permissions.
+        keys: the public and secret key that all peers share, or None for no authentication.
     """
     sock = context.socket(kind)
     sock.linger = sock.sndhwm = sock.rcvhwm = 0
@@ -118,7 +118,7 @@ def open_socket(context: Any, kind: int, keys: tuple[str, str] | None) -> Any:
 
 
 def new_keys() -> tuple[str, str]:
-    """Return a public and a secret key for a cluster."""
+    """Return a new public and secret key."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

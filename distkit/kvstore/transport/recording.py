@@ -1,8 +1,8 @@
 """Records requests to the parameter server if the run is recorded.
 
-In a stepped run, it also makes a worker wait before the worker sends a request. A request is one
-operation on the node that sends it (``push`` …), and a ``recv`` and a ``send`` on the node that
-responds. All three share a ``match``, from which views draw two arrows.
+In a stepped run, a worker also waits here before it sends the first request of a call. A request
+is recorded as one operation on the node that sends it (``push`` …), and as a ``recv`` and a
+``send`` on the node that responds. All three share a ``match``, from which views draw two arrows.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-#: Callbacks before a worker's request: the gate of a stepped run, injected faults.
+#: Callbacks that run before a worker's request: the gate of a stepped run, injected faults.
 gates = tap.before
 
-#: Maximum number of keys that a step names.
+#: Maximum number of keys in a step's attributes.
 _MAX_NAMED = 4
 
 
 class Step(NamedTuple):
-    """A user's call on a worker with :data:`gates`. The call's first request passes the gates.
+    """A user's call, whose first request must pass the :data:`gates`.
 
-    ``attributes`` names its keys if there are several; ``nbytes`` is their total size.
+    ``attributes`` contains the call's keys if there are several; ``nbytes`` is the total size of
+    their arrays [bytes].
     """
 
     attributes: Facts = ()
@@ -156,7 +157,7 @@ class ReplyRecorder:
 def _record_message(
     rec: Recorder, op: Op, first: State, message: Message, attributes: Facts, *, last: bool
 ) -> None:
-    """Record both events of a message, with the message's values in the last or first event."""
+    """Record both events of a message; the last one has the values if ``last``, else the first."""
     seq, tensor = rec.next_seq(), _tensor(message)
     fields, values = _fields(message.node, tensor, attributes, message.match), _values(rec, tensor)
     rec.put(seq, op, first, time.monotonic(), fields, None if last else values)
@@ -169,8 +170,8 @@ def record_update(
 ) -> Iterator[None]:
     """Record an update as a marked span, with the weights before and after.
 
-    The span names the workers whose gradients it applies, and how ``late`` each gradient is: the
-    number of updates between the worker's pull and this update.
+    The span's attributes include the ``workers`` whose gradients are applied, and how ``late`` each
+    gradient is: the number of updates between the worker's pull and this update.
 
     Args:
         entry: the key that is updated.
@@ -218,7 +219,7 @@ def _values(rec: Recorder, tensor: Tensor | None) -> Any:
 def _fields(
     peer: int | None, tensor: Tensor | None, attributes: Facts, match: str | None, line: str = ""
 ) -> tuple[Any, ...]:
-    """Return an event's fields, see :meth:`.Recorder.put`."""
+    """Return an event's fields; see :meth:`.Recorder.put`."""
     layout: tuple[int, tuple[int, ...], str] = 0, (), ""
     if tensor is not None:
         layout = tensor.nbytes, tuple(tensor.shape), dtype_name(tensor)

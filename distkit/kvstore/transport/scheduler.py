@@ -24,7 +24,7 @@ from distkit.kvstore.protocol.options import StoreOptions
 
 
 class Scheduler:
-    """Handles the registration and the barriers of one run, without I/O.
+    """Handles the registrations, barriers and exits of one run's nodes, without I/O.
 
     Node ids are 0 to W−1 for workers, W to W+S−1 for servers.
 
@@ -48,14 +48,14 @@ class Scheduler:
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self.workers, self.servers, self.on_start = workers, servers, on_start
-        self.started = False  # whether all nodes have the address book
+        self.started = False  # whether the address book was sent
         self.options = StoreOptions()  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not exited
-        self.departed: dict[int, str] = {}  # why a node exited, until it is replaced
+        self.departed: dict[int, str] = {}  # cause of exit, until the node is replaced
         self.finished: set[int] = set()  # workers that have finished normally
         self.at_barrier: dict[int, Barrier] = {}
         self.barriers = 0  # number of barriers passed
-        self._incarnations: Counter[int] = Counter()  # number of times that each node has exited
+        self._incarnations: Counter[int] = Counter()  # number of exits of each node
         self._notes: dict[str, str] = {}  # text that workers store for each other
 
     def handle(self, request: Request, server: int = 0) -> list[Response]:
@@ -96,7 +96,7 @@ class Scheduler:
         ]
 
     def _start_if_complete(self) -> list[Response]:
-        """Return the address books once all nodes are present."""
+        """Return the address books once all required nodes are present."""
         if len(self.present) < self.workers + self.servers - len(self._excused_workers()):
             return []
         self.started = True
@@ -119,7 +119,7 @@ class Scheduler:
     # -- barrier ----------------------------------------------------------------
 
     def _release_barrier(self) -> list[Response]:
-        """Release the barrier once all workers have arrived."""
+        """Release the barrier once all required workers have arrived."""
         requests = [self.at_barrier[n] for n in sorted(self.at_barrier)]
         expected = {*range(self.workers)} - self._excused_workers()
         if not requests or not self.at_barrier.keys() >= expected:

@@ -1,4 +1,4 @@
-"""Serves requests to a node: over Unix sockets on its host, through a ZeroMQ ROUTER for others.
+"""Serves requests to a node, over Unix sockets within its host and over ZeroMQ between hosts.
 
 This module handles the sockets; the logic is in :mod:`.scheduler` and :mod:`.session`.
 """
@@ -37,9 +37,9 @@ from distkit.kvstore.transport.session import ServerSession
 
 @dataclass
 class Peer:
-    """A process that sends requests: ``send`` sends a message to it.
+    """A process that sends requests; ``send`` sends it a message.
 
-    ``incarnation`` is the number of times that its node was replaced before.
+    ``incarnation`` is the number of earlier processes of its node.
     """
 
     send: Callable[[bytes, Sequence[memoryview]], None]
@@ -67,7 +67,7 @@ class Service:
         self._notice_receiver, self._notice_sender = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_DGRAM
         )
-        #: Set by another thread at the end of the run, after which no responses are sent.
+        #: Set by another thread at the end of the run, after which no messages are sent.
         self.quiesced = False
         self._recorder = ReplyRecorder()
         #: Receives requests from other hosts, if there are any.
@@ -214,7 +214,7 @@ class Service:
     # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Send messages; a response is recorded first, so the trace has every response received."""
+        """Send messages; record a response first, so that the trace has every response received."""
         if self.quiesced:
             return
         batches: dict[int, list[Message]] = {}

@@ -7,7 +7,7 @@ With one backup per server, a crash loses no acknowledged push.
     worker ──push──► primary ──copy──► backup        the primary handles the push, and responds
            ◄──ack───         ◄──ack───               only after the backup has received it
 
-The backup handles the same messages in the same order, so its values are bitwise equal. When the
+The backup handles the same messages in the same order, so both have bitwise equal values. When the
 primary has exited, the backup takes over; workers repeat unacknowledged requests, and a push that
 the backup has accepted is not applied again. A second crash may lose values.
 
@@ -65,12 +65,12 @@ class Backup:
         return [Copy(self._node, self._copies_sent, message)]
 
     def hold(self, responses: Sequence[Message]) -> list[Message]:
-        """Return the responses that may be sent now; hold others until all copies have arrived."""
+        """Return responses that may be sent; hold the others until the backup has the copies."""
         self._held_responses += [(self._copies_sent, response) for response in responses]
         return self.acknowledge(self._copies_acknowledged)
 
     def acknowledge(self, number: int) -> list[Message]:
-        """Record that the backup has a copy; return the responses that waited for it."""
+        """Record that the backup has all copies up to ``number``; return the released responses."""
         self._copies_acknowledged = max(self._copies_acknowledged, number)
         responses: list[Message] = []
         while self._held_responses and self._held_responses[0][0] <= number:
@@ -86,9 +86,8 @@ class Backup:
 class ServerSession:
     """Passes a server's requests to its KVServer and replicates them, without I/O.
 
-    ``stores`` holds the values that it serves, by server, including servers that it has taken over
-    from.
-    ``replicas`` holds its copies of other servers' values.
+    ``stores`` holds, by server id, the stores that it serves: its own, and those of servers that it
+    has taken over from. ``replicas`` holds its copies of other servers' stores.
 
     Args:
         node: the server's identity in the cluster.
@@ -102,7 +101,7 @@ class ServerSession:
         self._departed: list[Departed] = []  # notices of workers' exits
 
     def handle_response(self, response: Response) -> list[Message]:
-        """Handle a response from the scheduler or the backup."""
+        """Handle a response from the scheduler or the backup; return messages to send."""
         match response:
             case AddressBook():
                 self._start(response)
@@ -113,7 +112,7 @@ class ServerSession:
         return []
 
     def _start(self, book: AddressBook) -> None:
-        """Start serving."""
+        """Create the stores of this server and of the servers that it backs up."""
         n, options = self.node, book.options
         workers = [node for node in book.endpoints if node < n.workers]
         new_server = partial(
@@ -169,5 +168,5 @@ class ServerSession:
             return self.backup.handle_loss() if node == self.backup.target else []
         self._departed.append(departed)
         copies = self.backup.copy(departed)
-        responses = [a for store in self.stores.values() for a in store.handle(departed)]
+        responses = [r for store in self.stores.values() for r in store.handle(departed)]
         return [*copies, *self.backup.hold(responses)]
