@@ -2,10 +2,10 @@
 
 Before each collective of a strategy, one small all-gather exchanges the replicas' positions (the
 ``run`` and the call), and their shapes or numbers of rows. If they agree, the values are sent.
-Otherwise *every* replica raises, before any of them waits for values that are never sent:
+Otherwise, no replica waits for values that are never sent:
 
-* If a replica's function raised, that replica is ahead. The others raise an error that names it,
-  and catch up.
+* A replica that has left the run, for example because its function raised, is ahead. The others
+  raise an error with that replica's number, and catch up.
 * Replicas in different calls, or with different shapes, all raise.
 """
 
@@ -50,7 +50,7 @@ class Agreement:
             self._position, self._exit_reason = max(self._position, start + 1), reason
 
     def compare(self, call: str, values: Sequence[int]) -> list[list[int]]:
-        """Exchange values with all replicas once all have made this call.
+        """Exchange values with all replicas once all have reached this call.
 
         Args:
             call: one of :data:`CALLS`.
@@ -63,7 +63,7 @@ class Agreement:
         positions = [s[0] for s in gathered]
         if len({*positions}) > 1:
             self._catch_up(call, positions)
-            return self.compare(call, values)  # replicas that were behind also reach this call
+            return self.compare(call, values)  # replicas that were behind will also reach this call
         calls = [CALLS[s[1]] for s in gathered]
         if len({*calls}) > 1:
             locations = ", ".join(f"replica {r} is in {c}" for r, c in enumerate(calls))

@@ -29,7 +29,7 @@ def save(
     """Save a model, its optimizer and other values. Call it on all ranks.
 
     If parameters are sharded, each rank writes its shards; otherwise the chief writes everything.
-    Copies of a variable that differ are saved as their aggregate. The optimizer state of parameter
+    A variable whose copies differ is saved as their aggregate. The optimizer state of parameter
     servers is not saved. Ranks that train independently, as under the default strategy, save
     separate checkpoints: rank 1 saves ``run/rank-1/last`` in place of ``run/last``.
 
@@ -97,7 +97,8 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
     """Compare a checkpoint with the model; the result is the same on all ranks.
 
     Raises:
-        StrategyError: names or shapes differ, or the checkpoint has no optimizer state.
+        StrategyError: the checkpoint is missing, names or shapes differ, or the checkpoint has no
+            state for the optimizer.
     """
     if not (folder / ".metadata").exists():
         raise StrategyError(f"There is no checkpoint in {folder}. Check the path.")
@@ -194,7 +195,7 @@ def _raise_on_all(strategy: Strategy, failed: str) -> Iterator[None]:
         warnings.simplefilter("ignore")  # torch's warnings about its internals
         try:
             yield
-        except _dcp().CheckpointException as raised:  # raised on all ranks, with the errors of each
+        except _dcp().CheckpointException as raised:  # raised on all ranks, with all errors
             error = raised.failures.get(strategy._replica * strategy._sharded, [None])[0]
         except Exception as raised:
             error = raised

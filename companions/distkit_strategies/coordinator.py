@@ -4,14 +4,14 @@
 
     worker 0                                             workers 1, 2, …
     coordinator = ClusterCoordinator(strategy)           serve, until worker 0's function returns
-    coordinator.schedule(step, args)  ───function───►    pull the variables, run it: it pushes
-                                      ◄───result─────    gradients to the servers
+    coordinator.schedule(step, args)  ───function───►    pull the variables and run the function,
+                                      ◄───result─────    which pushes gradients to the servers
     coordinator.join()
 
-A function is sent with everything it captures except the strategy's variables. Each worker has
-copies of these, which it pulls before each function. When a worker dies, it is replaced and its
-function runs again. The servers identify each push by the number of the function that made it, and
-apply it once.
+A function is sent with everything it captures except the strategy's variables. Each worker has its
+own copies of the variables, and pulls their values before it runs a function. When a worker dies,
+it is replaced and its function runs again. The servers identify each push by the number of the
+function that made it, and apply it once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_PENDING = 256
 
 
 class Worker(NamedTuple):
-    """A worker process: its rank, and the number of processes that it replaced."""
+    """A worker process: its rank, and the number of earlier processes of this rank."""
 
     rank: int
     incarnation: int
@@ -63,7 +63,7 @@ class FunctionQueue:
     ::
 
         worker w, incarnation i:  ready ──────► the function of its earlier process is pending again
-                                  finished f ─► f is finished everywhere; later results are ignored
+                                  finished f ─► f has finished; later results of f are ignored
 
     >>> queue = FunctionQueue()
     >>> queue.schedule("f"), queue.schedule("g")
@@ -79,7 +79,7 @@ class FunctionQueue:
     def __init__(self) -> None:
         self.unfinished: dict[int, Any] = {}  # functions by number
         self.pending: deque[int] = deque()
-        #: The function that each worker runs, if any, in the order in which they became idle.
+        #: The function that each worker runs, if any, in the order in which workers became idle.
         self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
@@ -183,9 +183,10 @@ class PerWorkerDataset:
 class ClusterCoordinator:
     """Schedules functions on the workers of a :class:`ParameterServerStrategy`.
 
-    Every worker creates it at the same point, after all variables. On worker 0 the call returns. On
-    the other workers it does not: they run scheduled functions until worker 0's function returns,
-    and return no result. Worker 0's function returns after all scheduled functions have finished.
+    Every worker creates it at the same point, after all variables. On worker 0, the constructor
+    returns. On the other workers it does not: they run scheduled functions until worker 0's run
+    ends, and have no result. When worker 0's function returns, worker 0 waits until all scheduled
+    functions have finished.
 
     If a worker dies, it is replaced. The function that it ran runs again, and its gradients are
     applied once. If worker 0 dies, its function starts again. Scheduled functions then get the same
@@ -219,7 +220,7 @@ class ClusterCoordinator:
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         if not isinstance(strategy, ParameterServerStrategy) or strategy.mode != "async":
             raise StrategyError(
-                f"ClusterCoordinator runs a function when a worker is idle; {strategy!r} is not "
+                f"ClusterCoordinator needs an asynchronous strategy, but {strategy!r} is not "
                 'asynchronous. Use dk.strategies.ParameterServerStrategy(mode="async").'
             )
         store, node = strategy.store, kvstore.current_node()
@@ -261,7 +262,9 @@ class ClusterCoordinator:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> RemoteValue:
-        """Schedule a function on a worker and return immediately.
+        """Schedule a function on a worker, and return without waiting for its result.
+
+        If :data:`MAX_PENDING` functions are pending, first wait until a worker starts one.
 
         Args:
             fn: the function. Gradients that an optimizer applies in ``strategy.run`` go to the

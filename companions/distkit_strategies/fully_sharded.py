@@ -27,21 +27,21 @@ from distkit_strategies.variables import CreatedVariables, owner_of, register_va
 
 
 class FullyShardedStrategy(ReplicatedStrategy):
-    """Synchronous training in which each rank keeps 1/R of every parameter (ZeRO-3).
+    """Synchronous training in which each of R ranks keeps 1/R of every parameter (ZeRO-3).
 
     At the end of the scope, parameters get rank 0's values and are sharded along their first
     dimension. A layer's parameters are gathered before it computes and freed afterwards. Each rank
     receives its shard of the gradients by reduce-scatter, and updates its shard with its part of
     the optimizer's state. The result is the same as in one process. If a function raises on any
-    rank, its gradients are discarded on all ranks.
+    rank, the gradients are discarded on all ranks.
 
     Args:
-        reshard_after_forward: whether to free gathered parameters between forward and backward.
-            False saves an all-gather (ZeRO-2).
+        reshard_after_forward: whether to free gathered parameters between the forward and the
+            backward pass. False saves an all-gather (ZeRO-2).
 
     Raises:
         StrategyError: torch is older than 2.13 (at the end of a scope), or a gradient is sparse
-            (in backward).
+            (in the backward pass).
 
     Source:
         Rajbhandari et al., "ZeRO", 2020; ``torch.distributed.fsdp.fully_shard``.
@@ -59,7 +59,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         self._shards: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._layers = 0
         self._nonfinite: dict[int, int] = {}  # layer -> a replica with a non-finite gradient
-        self._used_models: WeakSet[Any] = WeakSet()  # models that have run forward
+        self._used_models: WeakSet[Any] = WeakSet()  # models that have run a forward pass
         # backward's threads do not inherit context variables
         self._replica_context = ReplicaContext(self)
 
@@ -139,7 +139,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         gathered = self._compare(call, [*common, *values])
         if any(s[: len(common)] != gathered[0][: len(common)] for s in gathered):
             raise StrategyError(
-                f"The replicas are in {call} for different layers, or only one of them used "
+                f"The replicas are in {call} for different layers, or only some of them used "
                 "compute_average_loss. All replicas must run the same step. Look for an `if` that "
                 "depends on the replica."
             )
@@ -188,7 +188,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
 
 
 def _check_gradients(kind: str, unit: nn.Module, _: object) -> None:
-    """Check the gradients of a layer's gathered parameters before FSDP2 uses them."""
+    """Make a layer's gathered parameters reject sparse gradients."""
     for name, w in unit.named_parameters():
         if w.requires_grad and not w._backward_hooks:
             w.register_hook(partial(_reject_sparse, f"{kind}.{name}"))

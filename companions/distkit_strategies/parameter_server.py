@@ -36,14 +36,14 @@ class ParameterServerStrategy(ReplicatedStrategy):
     pushes gradients and pulls values: the servers keep the optimizer's state and apply the update.
     Checkpoints contain only the values.
 
-    With "async", as in TensorFlow, each worker is one replica: it steps with separate batches of
-    ``global_batch`` rows and does not wait for others. A dead worker is replaced, and its
+    With "async", as in TensorFlow, each worker is one replica: it takes steps with its own batches
+    of ``global_batch`` rows and does not wait for the others. A dead worker is replaced, and its
     replacement runs the function from the start, with the current values. With "sync", the replicas
     are synchronized, and the result is the same as in one process.
 
     Args:
         variable_partitioner: a function of a variable's shape and dtype that returns the number of
-            shards along each axis; None for the KVStore's rule.
+            shards along each axis; None to split large variables as the KVStore does.
         mode: "async" or "sync".
         options: options of :func:`distkit.kvstore.create`, such as ``replication=2``, which
             tolerates the crash of a server.
@@ -183,7 +183,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
             raise StrategyError(
                 f"variable_partitioner returned {shards!r:.60} for a variable of shape {shape}. "
                 "Variables are split along their first axis: return the number of shards of each "
-                f"axis, {[2] + [1] * (len(shape) - 1)} for two."
+                f"axis, such as {[2] + [1] * (len(shape) - 1)} for two shards."
             )
         return max(1, min(first, shape[0]))
 
@@ -228,7 +228,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         if ids != self._optimized_ids:
             raise StrategyError(
                 f"{type(optimizer).__name__} is a second optimizer under {self}, whose servers "
-                "support one. Pass all parameters to one optimizer, in groups if rates differ."
+                "support one. Pass all parameters to one optimizer, in groups if options differ."
             )
         keys_of = {id(w): keys for w, keys in self._shards}
         groups = groups_of(optimizer)
@@ -297,7 +297,7 @@ class Partitioner(ABC):
 
     It is called with the variable's shape and dtype, and returns the number of shards of each axis,
     like TensorFlow's ``tf.distribute.experimental.partitioners``. Each shard is a key of the
-    KVStore; keys are distributed round-robin over the servers.
+    KVStore; keys are spread evenly over the servers.
     """
 
     def __post_init__(self) -> None:
@@ -321,7 +321,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def count(self, rows: int, row: int) -> int:
-        """Return the requested number of shards; the number of rows limits it.
+        """Return the requested number of shards, which may exceed the number of rows.
 
         Args:
             rows: the size of the first axis.
@@ -353,8 +353,8 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
 
-    Like TensorFlow's partitioner, it rounds the number of shards up, so a shard may have only half
-    that size.
+    Like TensorFlow's partitioner, it rounds the number of shards up, so a shard may be only half as
+    large.
 
     Args:
         min_shard_bytes: the size of a shard [bytes], 256 KiB by default.

@@ -64,7 +64,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 @contextmanager
 def activate(strategy: Strategy, replica: ReplicaContext | None) -> Iterator[None]:
-    """Make a strategy and, if given, a replica current in the context."""
+    """Make a strategy and a replica, or no replica, current in the context."""
     strategy_token, replica_token = _strategy.set(strategy), _replica.set(replica)
     try:
         yield
@@ -165,11 +165,11 @@ def compute_average_loss(
     Args:
         per_example_loss: the loss of each row, shape (B, …), as with ``reduction="none"``.
         global_batch_size: the number of rows on all replicas; None to count them with a small
-            message.
+            all-gather.
 
     Raises:
-        StrategyError: the loss is a scalar or not a tensor, the size is not an integer, or the call
-            is outside of a replica function.
+        StrategyError: the loss is a scalar or not a tensor, the size is not an integer ≥ 0, or the
+            call is outside of a replica function.
 
     Source:
         TensorFlow, ``tf.nn.compute_average_loss``.

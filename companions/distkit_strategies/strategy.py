@@ -34,17 +34,17 @@ from distkit_strategies.variables import CreatedVariables, with_rows
 
 #: Arguments of ``distribute_dataset`` that control how data is divided.
 _DIVISION = "policy", "shuffle", "seed"
-#: Floating-point dtypes whose sums may overflow.
+#: 16-bit floating-point dtypes, which are summed in float32.
 _HALF = torch.float16, torch.bfloat16
 
 
 @dataclass(frozen=True)
 class InputContext:
-    """The position of one dataset function among all of them.
+    """The position of one input pipeline among all of them.
 
     Args:
-        num_input_pipelines: the number of dataset functions; here one per replica.
-        input_pipeline_id: the index of this function, from 0.
+        num_input_pipelines: the number of input pipelines; here one per process with data.
+        input_pipeline_id: the index of this pipeline, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 
@@ -118,7 +118,7 @@ class Strategy:
 
     #: True if variables are sharded over the replicas.
     _sharded = False
-    #: The device if none is given.
+    #: Returns the device if none is given.
     _default_device = staticmethod(torch.get_default_device)
 
     _call: partial[Strategy]
@@ -174,9 +174,10 @@ class Strategy:
         """Run a function as this replica, and return this replica's results, without gradients.
 
         Each ``optimizer.step()`` in the function first combines the gradients of all replicas.
-        Replica r has a batch of n_r rows, the first dimension of the first tensor among the
-        arguments. If its loss is the mean over these rows, the combined gradient is the gradient of
-        the mean over the global batch, even if replicas have different numbers of rows::
+        Replica r has a batch of n_r rows: the size of the first dimension of its first non-scalar
+        tensor argument. If its loss is the mean over these rows, the combined gradient is the
+        gradient of the mean over the global batch, even if replicas have different numbers of
+        rows::
 
             g = Σ_r n_r g_r / Σ_r n_r
 
@@ -204,16 +205,17 @@ class Strategy:
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
         """Return the sum or mean of a value over the replicas. Every replica gets the result.
 
-        If the value is a tensor or float returned by :meth:`run`, its mean is weighted by the rows
-        of each replica's batch, Σ n_r v_r / Σ n_r, because an unweighted mean would overweight the
-        rows of small batches. Values that are computed from a result are weighted equally.
+        If the value is a tensor or float returned by :meth:`run`, its mean is weighted by the
+        number of rows in each replica's batch, Σ n_r v_r / Σ n_r, because an unweighted mean would
+        overweight the rows of small batches. Values that are computed from a result are weighted
+        equally.
 
         Args:
             op: "sum" or "mean".
             value: a tensor or number of the same shape on all replicas, or a structure of these.
                 Sparse tensors become dense.
-            axis: a dimension to reduce too; its size may then differ. The mean is the sum of all
-                elements divided by their number.
+            axis: a dimension to reduce as well; its size may differ between replicas. The mean is
+                then the sum of all elements divided by their number.
 
         Raises:
             StrategyError: the shapes differ, the dimension does not exist, the values are not
@@ -374,7 +376,7 @@ class Strategy:
         return self.num_replicas_in_sync == 1
 
     def _compare(self, call: str, values: Sequence[int]) -> list[list[int]]:
-        """Exchange values with all replicas once all have made this call; see :mod:`.agreement`."""
+        """Exchange values with all replicas once all reach this call; see :mod:`.agreement`."""
         return [list(values)] if self._single_replica else self._agreement.compare(call, values)
 
     def _failures(self, error: Exception | None) -> list[str]:
@@ -408,7 +410,7 @@ class Strategy:
         axis: int | None = None,
         rows: int | None = None,
     ) -> Tensor:
-        """Return the sum or mean over the replicas and, if given, a dimension, weighted by rows."""
+        """Return the sum or row-weighted mean over the replicas and, if given, along ``axis``."""
         x, mean = self._tensor(call, value), op is ReduceOp.MEAN
         dtype, x = x.dtype, _widen(x, mean)
         count = 1 if rows is None or not mean else rows
@@ -469,7 +471,7 @@ class Strategy:
             if tensor.device != expected:
                 raise StrategyError(
                     f"{name} is on {tensor.device}, but the replica of {self} is on {self.device}. "
-                    "Let the scope choose its device, or pass its device to the strategy."
+                    "Create it without a device argument, or pass its device to the strategy."
                 )
 
     def __getattr__(self, name: str) -> Any:

@@ -1,6 +1,6 @@
 """Synchronous strategies, whose replicas combine their gradients before each step.
 
-They differ in where they keep variables and in how they sum gradients.
+The strategies differ in where they keep variables and in how they sum gradients.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def combine(
         first: the number of the first replica.
 
     Raises:
-        StrategyError: a replica has other parameters, or is not inside the same step; raised on
+        StrategyError: a replica has different parameters, or is not inside the same step; raised on
             all replicas.
         TrainingError: a replica has a gradient that is not finite; raised on all replicas.
     """
@@ -92,8 +92,8 @@ def combine(
     for r, (_, summed, count, _, bad) in enumerate(gathered):
         if count != len(weights) or summed != gathered[0][1]:
             raise StrategyError(
-                f"The optimizers of {kind} {r} and of this one update different parameters, or "
-                "only one of them used compute_average_loss. All replicas must run the same step."
+                f"The {kind}s' optimizers update different parameters, or only some of the {kind}s "
+                "used compute_average_loss. All replicas must run the same step."
             )
         if bad >= 0:
             raise_not_finite(weights[bad], replica, first + r, kind)
@@ -139,7 +139,7 @@ def first_not_finite(gradients: Iterable[Tensor | None]) -> int:
 def raise_not_finite(
     weight: Tensor, replica: ReplicaContext, culprit: int | None, kind: str = "replica"
 ) -> NoReturn:
-    """Raise an error that names a gradient that is NaN or infinite.
+    """Raise the error for a gradient that is NaN or infinite.
 
     Args:
         weight: the parameter.
@@ -167,7 +167,7 @@ def raise_not_finite(
 class OneDeviceStrategy(Strategy):
     """One replica on a requested device, where variables are created and batches prefetched.
 
-    A program written for it runs unchanged under every other strategy.
+    A program written for this strategy runs unchanged under the other strategies.
 
     Args:
         device: the device, such as "cpu" or "cuda:1".
@@ -295,8 +295,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         communication_options: options for the all-reduce of gradients.
 
     Raises:
-        StrategyError: ``TF_CONFIG`` is malformed, or this process cannot join its workers; or, in a
-            step, NCCL is requested but unavailable.
+        StrategyError: ``TF_CONFIG`` is malformed, or this process cannot join the other workers;
+            or, in a step, NCCL is requested but unavailable.
 
     Source:
         TensorFlow, ``tf.distribute.MultiWorkerMirroredStrategy``.
@@ -334,8 +334,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 class TPUStrategy(MirroredStrategy):
     """:class:`MirroredStrategy` over XLA devices, one replica on each core.
 
-    Run it where ``torch_xla`` starts a process for each core. The XLA backend of the process group
-    sums the gradients. This strategy has not been tested on a TPU.
+    Run it in the processes that ``torch_xla`` starts, one for each core. The XLA backend of the
+    process group sums the gradients. This strategy has not been tested on a TPU.
 
     Raises:
         StrategyError: ``torch_xla`` is not installed.

@@ -1,4 +1,4 @@
-"""A table of the training methods that each strategy supports, computed by running them all."""
+"""A table of the training methods that each strategy supports, computed by running them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS, BATCH, EPOCHS = 210, 50, 2
 
 
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Run every strategy with every training method and compare the results with one process's.
+    """Run every strategy with every training method; compare the results with those of one process.
 
     Each cell is "equal to one process", "differs by …" (the largest difference between losses and
     outputs, relative to the largest of them) or "not supported: …".

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 
 from distkit.errors import StrategyError
 
-#: The kinds of tasks, in the order of their ranks.
+#: The kinds of tasks; a chief has a lower rank than the workers.
 TASKS = ("chief", "worker", "ps", "evaluator")
 
 #: The expected form, for error messages.
@@ -125,7 +125,7 @@ class TFConfig:
 
         Raises:
             StrategyError: the text is not valid JSON, or a field is missing or invalid; the message
-                names the position or the field.
+                contains the position or the field.
         """
         try:
             config = convert(json.loads(text), _Config, strict=False)
@@ -185,8 +185,8 @@ def join(config: TFConfig) -> None:
     """Create the process group of a configuration's workers.
 
     Raises:
-        StrategyError: this process does not train, its address is not on this machine, or other
-            processes did not join.
+        StrategyError: this process does not train, its address cannot be used on this machine, or
+            other processes did not join.
     """
     task = f"TF_CONFIG assigns this process the task {config.type} {config.index}"
     if config.rank is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Strategy and name of each variable; weak references, since a strategy may hold its variables.
 _owners: Any = WeakTensorKeyDictionary()
-#: Key in a state's metadata that marks values aggregated over all replicas.
+#: Key in a state dict's metadata that marks values aggregated over all replicas.
 _AGGREGATED = "of_all_replicas"
 
 
@@ -130,7 +130,10 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _check_outside(optimizer: Optimizer) -> None:
-    """Reject a step outside ``run``; torch initializes states with a step at learning rate 0."""
+    """Reject a step outside ``run``.
+
+    A step with learning rate 0 is allowed, because torch initializes optimizer states with one.
+    """
     owner = next(filter(None, map(owner_of, parameters_of(optimizer))), None)
     updates = any(group.get("lr", 1) for group in optimizer.param_groups)
     if owner is not None and updates and not owner[0]._steps_outside_run:
@@ -186,7 +189,7 @@ class VariableSynchronization(str, Enum):
     AUTO      like ON_WRITE
     NONE      never: each replica has its own value
     ON_WRITE  at each assignment: the copies are always equal
-    ON_READ   at a read outside ``run``: replicas change only their copies. Fast, for statistics
+    ON_READ   at a read outside ``run``: replicas change only their own copies (for statistics)
     ========  ==================================================================================
 
     Source:
