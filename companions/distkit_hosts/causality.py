@@ -55,7 +55,7 @@ def align(
 
     Args:
         hosts: the assumed offset of each host's clock from the first host's [s], for example from
-            wall clocks; used where messages do not bound the offset from both sides.
+            wall clocks; used if messages do not bound the offset from both sides.
         messages: messages between the hosts; a round trip counts as two.
 
     Returns:

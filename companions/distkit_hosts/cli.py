@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         type=lambda text: [host for host in text.split(",") if host],
         default=[],
         metavar="A,B,C",
-        help="other machines to check, named as for ssh; also checks the connections between them",
+        help="other machines to check, including the connections between them; named as for ssh",
     )
     doctor.add_argument(
         "--ssh",
@@ -80,7 +80,7 @@ def _explain(folder: Path, printed: set[str]) -> Trace | None:
 
     if not folder.is_dir() or not rankfile.find_files([folder]):
         print(
-            "No rank was recorded: the launcher exited before the script started.", file=sys.stderr
+            "No rank was recorded, because the script did not start on any rank.", file=sys.stderr
         )
         return None
     trace = cli.open_trace([folder])

@@ -51,7 +51,10 @@ class Offset(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """The times of a request and its reply [s], each on the clock that its name states."""
+    """The times of a request and its reply [s].
+
+    ``received_there`` and ``sent_there`` are times on the other host's clock.
+    """
 
     sent_here: float
     received_there: float
@@ -105,8 +108,8 @@ class LiveClocks:
     ) -> Callable[[float], float]:
         """Return a function that converts a rank's times to this machine's clock.
 
-        The times are between ``first`` and ``last``. A rank keeps its offset until a later one has
-        less than half its error. Converted times never decrease, even if the offset changes.
+        The times are between ``first`` and ``last``. A rank keeps its offset until a later offset
+        has less than half the error. Converted times never decrease, even if the offset changes.
         """
 
         def error(estimate: Offset) -> float:

@@ -47,7 +47,7 @@ def test_recorder_is_inserted_before_the_script(command: str, expected: str) -> 
         ("torchrun --nproc-per-node 2", "torchrun cannot parse it"),
         ("torchrun --no-python ./a.out", "with --no-python or --run-path"),
         ("srun -n 2 ./a.out", "it does not start Python"),
-        ("mpirun python -c print()", "it names no Python script"),
+        ("mpirun python -c print()", "it does not run a Python script or module"),
     ],
 )
 def test_commands_without_a_python_script_raise(command: str, reason: str) -> None:

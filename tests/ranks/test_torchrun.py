@@ -249,7 +249,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
         running.terminate()
         running.wait(LONG)
     assert run.wait(LONG).ends == {0: "returned", 1: "returned"}
-    with pytest.raises(StepError, match="ranks 0 and 1 have ended"):
+    with pytest.raises(StepError, match="ranks 0 and 1: ended"):
         run.step()
 
 

@@ -33,7 +33,7 @@ from distkit_hosts.checkup.facts import (
 SMALL_SHM = 64 << 20
 
 #: Minimum free space of /dev/shm [bytes].
-FULL = 1 << 20
+MIN_FREE_SHM = 1 << 20
 
 #: The packages that ranks need.
 NEEDED = ("torch", "ipyparallel", "distkit")
@@ -61,7 +61,7 @@ def _memory(host: str, machine: Json) -> Iterator[Check]:
 
 def _space(host: str, machine: Json) -> Iterator[Check]:
     shm, temporary = machine["shm"], machine["temporary"]
-    if problem := _problem(shm, FULL):
+    if problem := _problem(shm, MIN_FREE_SHM):
         yield failure(
             "shm",
             f"/dev/shm {on(host)}, which ranks use for shared memory, {problem}.",

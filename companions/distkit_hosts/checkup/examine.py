@@ -61,8 +61,8 @@ def doctor(
             otherwise python3 or python.
 
     Raises:
-        DistkitError: a host is named twice, ssh is not installed here, or this machine cannot be
-            examined.
+        DistkitError: a host is named twice or "here", ssh is not installed here, or this machine
+            cannot be examined.
 
     Example:
         >>> report = dk.hosts.doctor()                             # doctest: +SKIP
@@ -78,7 +78,7 @@ def doctor(
             "apt install openssh-client), or pass another program as ssh_cmd."
         )
     ssh = [*ssh_cmd]
-    if Path(ssh_cmd[0]).name == "ssh":  # not another program
+    if Path(ssh_cmd[0]).name == "ssh":  # other programs may lack these options
         ssh += ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_TIMEOUT}"]
     pythons = [python] if python else [sys.executable, "python3", "python"]
     commands = {label: command(host, ssh, pythons) for label, host in labels.items()}
@@ -154,7 +154,7 @@ class _Examination:
             facts.addresses[label] = choose([a for addresses in resolved for a in addresses], local)
 
     def ports(self) -> None:
-        """Make every machine listen, only at its own address."""
+        """Make every machine listen on its own address only."""
         addresses, secret = self.facts.addresses, secrets.token_hex(16)
         addresses[HERE] = _source(next(iter(addresses.values()), ""))
         self.listening_ports = self.ask(

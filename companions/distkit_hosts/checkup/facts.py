@@ -26,7 +26,7 @@ class Facts:
         lost: for each host that stopped responding, the ``message`` from ssh or the doctor,
             and the ``stage`` of the checkup that it had reached.
         names: for each machine, the addresses that it resolves the hosts' names to.
-        addresses: for each machine, an address that the other machines can reach.
+        addresses: for each machine, the address that the other machines connect to.
         connections: the connections between machines; see :meth:`connection`.
         folder: the path of the current directory on this machine.
         folder_visible: whether each machine can read a file in that folder.
@@ -87,7 +87,7 @@ class Check:
     """The result of one check.
 
     Args:
-        kind: the subject, and the problem if there is one: "names.loopback".
+        kind: the subject, and the problem if there is one, such as "names.loopback".
         level: the severity.
         message: the finding, with the name of the machine.
         remedy: the steps that fix it.
@@ -125,7 +125,7 @@ def on(host: str) -> str:
 
 
 def named(*hosts: str) -> str:
-    """Return a list of machines for a sentence.
+    """Format a list of machines for a sentence.
 
     >>> named("here", "alpha", "beta")
     'this machine, alpha and beta'

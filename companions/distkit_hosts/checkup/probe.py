@@ -3,8 +3,8 @@
 The doctor sends the source of :mod:`distkit.cluster.machine`, followed by this file, to hosts where
 distkit may not be installed, and runs both there with :data:`START`. The probe reads requests, one
 JSON object per line, replies to each with a line that begins with :data:`MARK`, and exits when its
-input ends. It listens for other probes on the given address, accepts connections that begin with a
-secret, and never executes received data.
+input ends. It listens for other probes on the given address, acknowledges connections that begin
+with a secret, and executes nothing that they send.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ START = (
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: Timeout for a connection, a name lookup or a datagram [s].
+#: Timeout for a connection [s]; lookups may take twice as long, and datagrams half as long.
 TIMEOUT = 2.0
 
-#: Maximum number of concurrent connections.
+#: Maximum number of concurrent connections or lookups.
 MAX_CONCURRENT = 200
 
 #: Timeout for importing torch, which may be on a network disk [s].
@@ -107,13 +107,13 @@ def disk_space(path: str) -> Json:
 
 
 def package(name: str) -> str | None:
-    """Return the version of a package; None if it cannot be imported."""
+    """Return the version of a package; None if it is not found."""
     spec = util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).read_text("utf-8")
     if assignment := re.search(r'^__version__ = "(.+)"', text, re.MULTILINE):
-        return assignment[1]  # version of the imported copy, which may differ from the installed
+        return assignment[1]  # the imported copy may differ from the installed one
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -203,7 +203,7 @@ class Probe:
         return {**dict.fromkeys(names, timed_out), **concurrently(resolve, names, 2 * TIMEOUT)}
 
     def do_has_file(self, path: str) -> bool:
-        """Return whether a file that contains its path exists here."""
+        """Return whether this file exists here and contains its own path."""
         return Path(path).exists() and Path(path).read_text() == path
 
     def do_listen(self, address: str, secret: str) -> int:
@@ -223,7 +223,7 @@ class Probe:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        """Acknowledge the secret."""
+        """Acknowledge a connection that begins with the secret."""
         with suppress(OSError), sock:
             sock.settimeout(TIMEOUT)
             received = sock.makefile("rb").read(len(self._secret))

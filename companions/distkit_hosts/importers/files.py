@@ -65,8 +65,8 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, two files belong to the same rank, or
-            the files contain no events.
+        TraceFileError: a file is damaged or of another kind, its rank is unknown, two files belong
+            to the same rank, or the files contain no events.
         FileNotFoundError: a file does not exist.
         IsADirectoryError: a folder has no files.
     """
@@ -118,12 +118,12 @@ def _from_json(text: str) -> Any:
 
 
 def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
-    """Return the result of ``parse``; convert its errors to a TraceFileError about the files."""
+    """Return the result of ``parse``; convert unexpected errors to a TraceFileError."""
     try:
         return parse()
     except (TraceFileError, OSError):
         raise
-    except Exception as error:  # a damaged file can raise any
+    except Exception as error:  # a damaged file can raise any exception
         raise TraceFileError(
             f"{_names(files)}: damaged, or not a trace ({error}). {_KNOWN}"
         ) from error

@@ -60,7 +60,7 @@ DTYPES = {
     "complexdouble": ("complex128", 16),
 }
 
-#: Point-to-point calls name the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
+#: Names of point-to-point calls contain the group ranks of both ends: ``send 0->1``, ``recv 1<-0``.
 _ENDS = re.compile(r"(\d+)\s*(?:->|<-)\s*(\d+)")
 #: Files of packages, generated code, and files of distkit in a checkout.
 _FOREIGN = re.compile(f"-packages|<|^{'|^'.join(map(re.escape, PACKAGE_PATHS))}")
@@ -132,7 +132,10 @@ def op_of(name: str) -> Op | None:
 def describe_tensor(
     op: Op, inputs: list[list[int]], outputs: list[list[int]], dtype: str
 ) -> tuple[tuple[int, ...], str, int]:
-    """Return the shape, dtype and bytes of a call's input, or of its output if it has no input."""
+    """Return the shape of a call's first tensor, its dtype, and the total bytes of all tensors.
+
+    These are the outputs of a recv or scatter, and the inputs of other calls, if there are any.
+    """
     shapes = (outputs if op in (Op.RECV, Op.SCATTER) else inputs) or outputs or inputs
     name, size = DTYPES.get(dtype.lower(), (dtype.lower(), 0))
     if op is Op.BARRIER or not shapes:
@@ -150,7 +153,7 @@ class _Call:
 
     @property
     def collective(self) -> tuple[str, int] | None:
-        """The group and the number of a collective in it; None for another call."""
+        """The group of a collective, and its number in the group; None for other calls."""
         if self.event.op in COLLECTIVES:
             return self.event.group, self.entry.collective_seq_id
         return None
@@ -162,7 +165,7 @@ def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
     world = max(len(groups[WORLD]), *(rank + 1 for rank in dumps))
     groups[WORLD] = [*range(world)]
     unrecorded: dict[int, Counter[str]] = defaultdict(Counter)
-    # nanoseconds of the wall clock do not fit into a float
+    # nanoseconds of the wall clock do not fit in a float
     first = min((e.time_created_ns for d in dumps.values() for e in d.entries), default=0)
     calls = [
         call
@@ -217,7 +220,7 @@ def _calls(
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
-            if not entry.profiling_name.endswith(":coalesced"):  # calls in a batch have entries
+            if not entry.profiling_name.endswith(":coalesced"):  # batched calls have entries, too
                 unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
         elif is_waiting and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1
@@ -227,7 +230,7 @@ def _calls(
 
 
 def _event(rank: int, entry: _Entry, op: Op, groups: Mapping[str, list[int]], first: int) -> Event:
-    """Return the event at the time of a call."""
+    """Return the first event of a call."""
     dtype = next(iter(entry.input_dtypes or entry.output_dtypes), "")
     shape, dtype, nbytes = describe_tensor(op, entry.input_sizes, entry.output_sizes, dtype)
     return Event(
@@ -311,7 +314,7 @@ def _events(calls: Iterable[_Call], origin_ns: int) -> Iterator[Event]:
     def seconds(nanoseconds: int | None) -> float:
         return (nanoseconds - origin_ns) / 1e9 if nanoseconds else 0.0
 
-    arrivals: dict[tuple[str, int] | None, float] = defaultdict(float)  # the last member's call
+    arrivals: dict[tuple[str, int] | None, float] = defaultdict(float)  # time of the last call
     latest = 0.0
     for call in calls:
         arrivals[call.collective] = max(arrivals[call.collective], call.event.time)
@@ -333,7 +336,7 @@ def _events(calls: Iterable[_Call], origin_ns: int) -> Iterator[Event]:
 
 
 def _ends(events: list[Event], ranks: range, dumps: Mapping[int, Dump]) -> dict[int, RankEnd]:
-    """Return an end for each rank that is not blocked while others are.
+    """Return a RankEnd for each rank that is not blocked while others are.
 
     Such a rank's dump has no pending call, or is missing.
     """

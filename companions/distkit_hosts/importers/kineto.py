@@ -72,7 +72,7 @@ def parse(value: Any) -> Profile:
     """Return a trace, or raise a ValueError that names the first invalid field."""
     if "dropped" in value.get("otherData", ()):
         raise ValueError(
-            "it was written by trace.to_chrome for Perfetto: load the file of trace.save instead"
+            "it was written by trace.to_chrome for Perfetto: load the file from trace.save instead"
         )
     return msgspec.convert(value, Profile)
 

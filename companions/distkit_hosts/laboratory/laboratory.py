@@ -23,7 +23,7 @@ from distkit_hosts.laboratory.starting import find
 _UNSET = {"TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "SSH_CONNECTION"}
 
 
-#: On a host: listen on an address, and pass the socket to the process at the other end of a pair.
+#: A program for a host: it listens on an address, and passes the socket through a socket pair.
 _PASS_LISTENER = """\
 import socket, sys
 peer = socket.socket(fileno=int(sys.argv[2]))
@@ -39,7 +39,7 @@ class Laboratory:
     ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including Python and
     the home folder. The hosts are killed when the process that created them exits or is killed.
 
-    Root is not needed where user namespaces are allowed. :meth:`options` returns the arguments for
+    Root is not needed if user namespaces are allowed. :meth:`options` returns the arguments for
     a cluster with ranks on the hosts.
 
     Args:
@@ -250,7 +250,7 @@ class Laboratory:
     # -- internals -----------------------------------------------------------------------------
 
     def _inject(self, name: str, apply: Callable[[], None], undo: Callable[[], None]) -> None:
-        """Inject a fault; it replaces one that differs only in severity."""
+        """Inject a fault, in place of any earlier fault with the same name."""
         if name in self._faults:
             self._faults.pop(name)()
         apply()

@@ -94,13 +94,13 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
         stderr=errors,
         text=True,
         pass_fds=[owner],
-        start_new_session=True,  # Ctrl-C reaches the owner, which stops it
+        start_new_session=True,  # Ctrl-C reaches only the owner, which stops init
         env={**os.environ, "PATH": PATH},
     )
     os.close(owner)
     assert init.stdin and init.stdout
     with errors, init.stdout:
-        with suppress(BrokenPipeError), init.stdin:  # it has failed to start
+        with suppress(BrokenPipeError), init.stdin:  # init has failed to start
             init.stdin.write(json.dumps(plan) + "\n")
         if reply := init.stdout.readline():
             return init, json.loads(reply)

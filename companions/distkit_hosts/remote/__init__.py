@@ -1,1 +1,1 @@
-"""Ranks on other machines: a tunnel to an agent on each, which forks them there."""
+"""Ranks on other machines: an agent forks them there, and a tunnel connects it to the kernel."""

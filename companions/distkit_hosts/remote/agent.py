@@ -1,9 +1,10 @@
 """The agent on another machine: a fork server for ranks, and a tunnel to the kernel.
 
-ipyparallel's launchers start it in place of an engine, or an existing engine starts it:
-``python -m distkit_hosts.remote.agent``. The environment variable ``DISTKIT_AGENT`` is a JSON
-object with the kernel's endpoint, the cluster's keys, and this machine's name. One agent per
-machine forks ranks; others started by ``srun`` or ``mpiexec`` exit immediately.
+The command ``python -m distkit_hosts.remote.agent`` is run over SSH, by an ipyparallel launcher in
+place of an engine, or by an existing engine. The environment variable ``DISTKIT_AGENT`` is a JSON
+object with the kernel's endpoint, the cluster's keys and, over SSH, this machine's name. One agent
+per machine forks ranks; surplus agents that ``srun`` or ``mpiexec`` starts exit once all machines
+have connected.
 
 The agent forwards messages between the kernel and the fork server. When the tunnel breaks,
 for example after a network timeout, all processes here exit.
@@ -71,7 +72,7 @@ class Agent:
     def serve(self) -> None:
         """Serve until the kernel has disconnected, then clean up."""
         if self._kernel.get("name"):
-            self._start_fork_server()  # always needed: start importing torch
+            self._start_fork_server()  # over SSH, this agent is never surplus
         self._multiplexer.start()
         self._tunnel.send({"here": self._describe_machine()})
         started = time.monotonic()
@@ -82,7 +83,7 @@ class Agent:
                     "exited, or its machine cannot be reached from here: see distkit doctor --hosts"
                 )
             if self._kernel.get("parent", os.getppid()) != os.getppid():
-                self._end("the engine that started it has exited")
+                self._end("the engine that started the agent has exited")
         self._clean_up()
 
     def _describe_machine(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Agent:
                     message["files"] = _final_files(Path(log))
                 self._tunnel.send(message)
         except (EOFError, OSError):
-            self._end("the process that ranks are forked from exited")
+            self._end("the process that ranks are forked from has exited")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         """Handle a message from the kernel to this agent or the fork server."""
@@ -150,7 +151,7 @@ class Agent:
         return local_end
 
     def _send_to_fork_server(self, message: dict[str, Any], fd: int | None = None) -> None:
-        with suppress(OSError):  # it has exited, which is reported separately
+        with suppress(OSError):  # the fork server has exited, which is reported separately
             if self._fork_server is not None:
                 self._fork_server.send(message, fd)
 

@@ -137,7 +137,7 @@ class HostForkClient(ForkClient):
         self._tunnel = tunnel
         tunnel.on_stream, tunnel.on_trip = self._on_stream, self.peer_clock.add
         super().__init__(TunnelChannel(tunnel), facts["name"])
-        with suppress(OSError):  # it is lost, which the next request reports
+        with suppress(OSError):  # the tunnel is lost, which the next request reports
             tunnel.send({"do": "welcome"})
 
     def make_folder(
@@ -161,7 +161,7 @@ class HostForkClient(ForkClient):
         return str(reply["folder"])
 
     def loss_reason(self) -> str:
-        """Explain why the machine is lost."""
+        """Explain why the machine was lost."""
         if self.closed:
             return "the cluster was stopped."
         self.lost.wait(LOSS_DETAILS_TIMEOUT)
@@ -250,7 +250,7 @@ class RemoteHost(ProcessHost):
         }
 
     def convert_interval(self, since: float, until: float) -> tuple[float, float]:
-        """Convert an interval to the local clock, and shorten it by the maximum error."""
+        """Convert an interval to the local clock; shorten it at each end by the maximum error."""
         clock = self.clock
         if clock is None:
             return since, until
@@ -312,7 +312,7 @@ class Fleet:
     def gather(self, plan: Plan) -> tuple[list[RemoteHost], Plan]:
         """Wait for all machines, and allocate the ranks to them.
 
-        Each machine has a folder; its sockets are forwarded to this machine.
+        Each machine gets a folder with sockets that are forwarded to this machine.
 
         Raises:
             StartError: a machine failed or did not connect in time; the message explains why.

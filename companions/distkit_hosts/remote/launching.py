@@ -1,7 +1,7 @@
 """Start agents on other machines: over SSH, with ipyparallel's launchers, or from engines there.
 
-The launchers start :mod:`distkit_hosts.remote.agent` where they would start an engine, with one
-``srun`` or ``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
+The launchers start :mod:`distkit_hosts.remote.agent` in place of an engine, with one ``srun`` or
+``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
 environment variable, not in arguments, which every user of a machine can read.
 """
 
@@ -85,7 +85,7 @@ class Launch:
 
 
 class CommandLaunch(Launch):
-    """Starts agents with commands on this machine; each runs for as long as its agent.
+    """Starts agents with commands on this machine; each command runs for as long as its agent.
 
     Args:
         name: the name of the launcher, for messages.
@@ -307,7 +307,7 @@ class BatchLaunch(Launch):
 
 
 def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any]) -> Any:
-    """Return a launcher of ipyparallel that starts agents."""
+    """Return an ipyparallel launcher that starts agents."""
     from ipyparallel.cluster.launcher import find_launcher_class
 
     from distkit_hosts.remote.slurm import AgentsBySlurm

@@ -11,7 +11,7 @@ from traitlets import Unicode
 class AgentsBySlurm(SlurmEngineSetLauncher):  # type: ignore[misc]
     """Starts agents with one ``sbatch`` job and one ``srun`` step.
 
-    Surplus tasks exit immediately, which must not end the others (``--wait=0``). One task per
+    Surplus tasks exit early, which must not end the others (``--wait=0``). One task per
     machine forks ranks, which may use all of the job's cores (``--cpu-bind=none``).
     """
 

@@ -67,7 +67,7 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
         #: Received data; b"" once the other end is closed.
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
-        #: The chunks that may be sent before an acknowledgment.
+        #: One permit for each chunk that may be sent before an acknowledgment.
         self.window = asyncio.Semaphore(WINDOW)
 
 
@@ -89,8 +89,9 @@ class Tunnel:
         self.on_message: Callable[[Any], None] = lambda message: None
         #: Called with the message of each stream opened by the peer; returns its local socket.
         self.on_stream: Callable[[Any], socket.socket]
-        #: Called after a loss, and with each clock comparison.
+        #: Called with the reason after a loss.
         self.on_lost: Callable[[str], None] = lambda reason: None
+        #: Called with the times of each clock comparison.
         self.on_trip: Callable[[RoundTrip], None] = lambda trip: None
 
     def send(self, message: Any, fd: int | None = None) -> None:
@@ -191,7 +192,7 @@ class Tunnel:
         self.reason = reason
         for stream in self.streams.values():
             stream.received.put_nowait(b"")
-            with suppress(OSError):  # received data is not read
+            with suppress(OSError):  # the socket is already closed
                 stream.sock.shutdown(socket.SHUT_RDWR)
         self.streams.clear()
         self._multiplexer.tunnels.pop(self.peer, None)
@@ -259,7 +260,7 @@ class Multiplexer:
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Schedule a function in the multiplexer's thread."""
-        with suppress(RuntimeError):  # it is closed
+        with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(function)
 
     def post(self, tunnel: Tunnel, frames: list[Any]) -> None:

@@ -48,7 +48,7 @@ from distkit.recording.tap import tap
 from distkit_hosts.launched import Launched, detect
 from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespace
 
-#: The default folder of the ranks' files.
+#: The default folder for the ranks' files.
 FOLDER = "trace"
 #: Set to the pid of a recorded rank; processes that it starts are not recorded.
 _ATTACHED = "DISTKIT_ATTACHED"
@@ -63,7 +63,7 @@ _current: Attached | None = None
 
 
 def record(folder: str | Path = FOLDER) -> None:
-    """Record this rank's communication from now on, whatever the launcher.
+    """Record this rank's communication from now on, whichever launcher started it.
 
     Call it before ``init_process_group``. Afterwards, ``distkit replay FOLDER`` shows all ranks.
     The call has no effect in a rank that is already recorded, or in processes that such a rank
@@ -141,7 +141,7 @@ class Attached:
         if tap.on_gpu:
             os.environ.setdefault(*TIMING)
         tap.install()
-        # ranks may be on any hosts, so calls are not compared before they reach the backend
+        # ranks may be on different hosts, so calls are not compared before they reach the backend
         tap.call_context = CallContext(self._file.note, None, lambda: None)
         tap.groups.on_group = self._on_group
         _recorder.set_current(self._recorder)
@@ -156,7 +156,7 @@ class Attached:
 
         self._file.note("group", (name, members))
         if name == WORLD:
-            self._recorder.rank = dist.get_rank()  # a script may number the ranks differently
+            self._recorder.rank = dist.get_rank()  # may differ from the launcher's number
             self._file.note("world", (dist.get_rank(), len(members)))
 
     def _emit(self, kind: str, value: Any) -> None:
@@ -180,7 +180,7 @@ class Attached:
                 self._file.note("source", (file, text))
 
     def _record_heartbeat(self) -> None:
-        """Record that the rank is running, and the number of lost events."""
+        """Record that the rank is running, its latest wait, and what was not recorded."""
         lost = self._recorder.dropped + self._file.lost
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         losses = lost, self._recorder.without_values, dict(self._recorder.unrecorded), cuda
@@ -213,7 +213,7 @@ class Attached:
     def _release(self, why: str) -> None:
         """Print this rank's current position and exit.
 
-        SIGTERM is ignored, because a launcher sends it as soon as another rank has exited.
+        SIGTERM is only logged, because a launcher sends it as soon as another rank has exited.
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -250,9 +250,9 @@ class Attached:
         self._control.close_listener()
 
     def _log_signals(self) -> None:
-        """Make faulthandler log the signal that ends the rank, even during a C++ call.
+        """Make faulthandler log signals that end the rank, even during a C++ call.
 
-        The effect of the signal is unchanged. Only the frames of the thread that receives the
+        The effects of the signals are unchanged. Only the frames of the thread that receives the
         signal are written, because reading the frames of a running thread can crash the process.
         """
         self._logs_crashes = not faulthandler.is_enabled()
@@ -277,7 +277,7 @@ class ControlSocket:
 
     Args:
         recorder: the rank's recorder.
-        release: called with the reason when the notebook ends the program.
+        release: called with the reason when the notebook stops the rank.
     """
 
     def __init__(self, recorder: Recorder, release: Callable[[str], None]) -> None:

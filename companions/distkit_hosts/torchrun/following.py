@@ -53,7 +53,7 @@ def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
     Ranks on this machine can be stepped through and stopped; ranks on other machines are followed
     through a shared folder. The call prints a message and waits if not all ranks have started.
-    After the launcher has restarted the ranks, call it again.
+    After the launcher has restarted the ranks, call this function again.
 
     Args:
         folder: the folder with the ranks' files, on this machine or shared with theirs. If it
@@ -164,8 +164,8 @@ class Following(Run):
         obstacles = self._obstacles()
         if obstacles:
             raise StepError(
-                f"{self.name} cannot be stepped through from here: {named(obstacles)} "
-                f"{joined(sorted({*obstacles.values()}))}. All ranks must run on the notebook's "
+                f"{self.name} cannot be stepped through from here ({named(obstacles)}: "
+                f"{joined(sorted({*obstacles.values()}))}). All ranks must run on the notebook's "
                 "machine, as the same user; views and findings need only the folder."
             )
         self._control.connect(self.ranks)
@@ -202,7 +202,7 @@ class Following(Run):
     def _obstacles(self) -> dict[int, str]:
         """Return the ranks that cannot be controlled from here, and the reasons."""
         found = {rank: _obstacle(record) for rank, record in self._attached.records.items()}
-        found |= dict.fromkeys(self._attached.outcomes, "have ended")
+        found |= dict.fromkeys(self._attached.outcomes, "ended")
         return {rank: why for rank, why in found.items() if why}
 
     def _poll(self) -> None:
@@ -216,13 +216,13 @@ class Following(Run):
 def _obstacle(record: Record) -> str:
     """Explain why this process cannot connect to a rank; "" if it can."""
     if not rankfile.is_here(record.about):
-        return f"are on {record.about['host']}"
+        return f"on {record.about['host']}"
     path = Path(record.about.get("socket", ""))
     with suppress(OSError):
         folder = path.parent.lstat()  # reject the sockets of other users
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
-            return "" if path.is_socket() else "have no socket"
-    return "have no socket for this user"
+            return "" if path.is_socket() else "no socket"
+    return "no socket for this user"
 
 
 def _describe_end(end: RankEnd) -> str:
@@ -234,7 +234,7 @@ def _describe_end(end: RankEnd) -> str:
 
 
 class AttachedRun(Conductor):
-    """A run whose launcher handles its end; ranks are released only on request.
+    """A run that its launcher ends; ranks are released only on request.
 
     Args:
         records: the content of the ranks' files, by rank.
@@ -268,7 +268,7 @@ class AttachedRun(Conductor):
                     self.handle_event(rank, "waits", (wait.seqs, wait.since, wait.until))
 
     def _update(self, rank: int) -> bool:
-        """Read what a rank has written; return whether it has written anything."""
+        """Read what a rank has written; return whether its record may have changed."""
         record, now = self.records[rank], time.monotonic()
         with suppress(OSError, TraceFileError):  # the folder was removed, or an entry is damaged
             for kind, value in record.update():
@@ -374,7 +374,7 @@ class SocketControl(RankController):
 
     def _send(self, ranks: Iterable[int], *message: Any) -> None:
         for rank in self._channels.keys() & {*ranks}:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the rank has just ended
                 self._channels[rank].send(message)
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from distkit.cluster.processes.cleanup import die_with_parent
 from distkit.errors import StartError
 
-#: Launchers other than torchrun; their command names Python after their own options.
+#: Launchers other than torchrun; Python follows their own options in the command.
 _OTHER_LAUNCHERS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun"}
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TORCHRUN = "torch.distributed.run", "torch.distributed.launch"
@@ -47,7 +47,7 @@ def with_recorder(command: Sequence[str], folder: str | Path) -> list[str]:
         folder: the folder for the files of the ranks.
 
     Raises:
-        StartError: the command does not start a Python script.
+        StartError: the command does not start a Python script or module.
 
     >>> with_recorder(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"], "f")[3:]
     ['-m', 'distkit_hosts.torchrun.attached', 'f', 'train.py', '--lr', '1']
@@ -90,7 +90,7 @@ def _record_python(arguments: list[str], attach: list[str]) -> list[str]:
         return [*options, *script[:2], *_record_torchrun(script[2:], attach)]
     if script[:1] == ["-m"] or (script and not script[0].startswith("-")):
         return [*options, *attach, *script]
-    raise _recording_error("it names no Python script")
+    raise _recording_error("it does not run a Python script or module")
 
 
 def _recording_error(why: str) -> StartError:

@@ -1,7 +1,7 @@
 """Merge the files of ranks on one or several hosts into one trace.
 
 The processes on a host share a monotonic clock. The clocks of several hosts are aligned by the
-messages between them and, where messages provide no bound, by their wall clocks.
+messages between them and, if messages provide no bound, by their wall clocks.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
 
 
 def _launcher(record: Record) -> tuple[Any, ...]:
-    """Return the identity of the process that starts a rank and, with torchrun, restarts it.
+    """Return the identity of the torchrun agent that starts a rank, or of the rank's own process.
 
-    Hosts that share a kernel share its clock, and their pids may coincide.
+    Only torchrun restarts ranks. Hosts that share a kernel share its clock, and their pids may
+    coincide.
     """
     about = record.about
     pid = about["parent" if about["launcher"] == "torchrun" else "pid"]
@@ -206,7 +207,7 @@ def _events(rank: int, record: Record, ahead: float = 0.0) -> Sequence[Event]:
 
 @lru_cache(4096)
 def _source_line(folder: str, where: str) -> str:
-    """Return a source line with the path relative to the folder, or only the name of the file."""
+    """Return a source line with its path relative to the folder, or only the file name."""
     file, _, line = where.rpartition(":")
     return f"{_label(folder, file)}:{line}" if file else where
 
@@ -264,7 +265,7 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
         signal = next((s for name, s in _CRASHES.items() if crash[1].startswith(name)), "")
         text = f"signal {signal}" if signal else crash[1]
         return RankEnd("died", text, _crashed_at(record), until)
-    if record.fault:  # its launcher has killed it
+    if record.fault:  # a signal has stopped it
         return RankEnd("released", time=until)
     if _may_run(record):
         return None

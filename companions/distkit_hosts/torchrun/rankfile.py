@@ -1,6 +1,6 @@
 """Read and write the record of one rank, a file that is readable even after a crash.
 
-The first line names the format. Named entries follow: first ``about``, then mostly ``rows``. Each
+The first line states the format. Named entries follow: first ``about``, then mostly ``rows``. Each
 is msgpack with a length and a checksum, so that an entry truncated by a crash is detected. Reading
 a file executes nothing. Events reach the file a few tenths of a second after they occur. Until
 then, they are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains
@@ -138,16 +138,16 @@ class Record:
 
     Args:
         path: the path of the file.
-        about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (its pid), ``pid_namespace``
-            (pids are unique within one), ``launcher``, ``clock`` (equal for processes with the
-            same monotonic clock), ``began`` (the monotonic and the wall clock at the start [s]),
-            ``folder`` (the current folder), ``program``, ``socket`` (the path of its socket, or ""
-            if it has none).
+        about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (the parent's pid),
+            ``pid_namespace`` (pids are unique within one), ``launcher``, ``clock`` (equal for
+            processes with the same monotonic clock), ``began`` (the monotonic and the wall clock at
+            the start [s]), ``folder`` (the current folder), ``program``, ``socket`` (the path of
+            the rank's socket, or "" if it has none).
         rows: the events.
         notes: the values of the other entries, by name and in order.
         fault: faulthandler's report of the received signals.
         is_growing: whether the rank is known to be running.
-        size: the part of the file that has been read [bytes].
+        size: the number of bytes of the file that have been read.
     """
 
     path: Path
@@ -235,8 +235,8 @@ def read(path: Path) -> Record:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise TraceFileError(
-                f"{path}: not a rank's file, or written by a newer distkit. Update distkit: "
-                "pip install --upgrade distkit."
+                f"{path}: not a rank's file, or written by another version of distkit. Load it "
+                "with that version."
             )
     record = Record(path)
     record.update()
@@ -246,7 +246,7 @@ def read(path: Path) -> Record:
         )
     record.fault = fault.decode(errors="replace")[:20_000]
     if len(record.rows) < MAX_ROWS:  # add events that had not reached the file
-        with suppress(*DECODE_ERRORS):  # it is truncated
+        with suppress(*DECODE_ERRORS):  # the black box is truncated
             record.rows += rows_in(box, 1, len(record.rows))
     return record
 
