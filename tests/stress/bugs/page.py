@@ -97,7 +97,7 @@ def _shares(score: Score) -> list[str]:
 
 def _alarms(torch: dict[str, list[StockVerdict]]) -> str:
     return "".join(
-        f"- False positive of torch, {mode}: correct program `{v.case.name}`, "
+        f"- False positive of torch, {mode}: the correct program `{v.case.name}` fails with "
         f"`{v.report.text.splitlines()[0]}`\n"
         for mode, stock in torch.items()
         for v in stock
