@@ -4,7 +4,7 @@ BIN  := $(VENV)/bin
 # pip shows its progress on a terminal, and otherwise only warnings and errors
 PIP  := $(BIN)/python -m pip --disable-pip-version-check \
         install $$(test -t 2 || echo --quiet) --no-compile --constraint constraints.txt
-# compiles in parallel, while pip compiles one module after another; Python compiles the others on import
+# compiles modules in parallel, which pip does not; Python compiles the excluded ones when they are imported
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/(.*/)?(tests|testing|pip|mypyc?|setuptools)/' \
         $(VENV)/lib || true
 
@@ -59,7 +59,7 @@ bugs: $(VENV)/.installed  ## run distkit on the bug suite, and write docs/bugs.m
 site: $(VENV)/.installed-site  ## write lessons with results and the documentation to site/; ARGS="02 05" selects lessons
 	@$(BIN)/python tools/site $(ARGS)
 
-slides: $(VENV)/.installed-site  ## write pictures of the lessons' runs to slides/; ARGS="05 15" selects lessons
+slides: $(VENV)/.installed-site  ## write images of the lessons' runs to slides/; ARGS="05 15" selects lessons
 	@$(BIN)/python tools/site --slides slides $(ARGS)
 
 cheatsheet: $(VENV)/.installed-site  ## write the students' cheat sheet to cheatsheet.pdf

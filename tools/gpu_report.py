@@ -23,8 +23,8 @@ from benchmarks.gpu import ROWS  # noqa: E402
 FOLDER = ROOT / "docs" / "measured"
 NOT_MEASURED = "not measured: no GPU"
 
-#: Results, worst first.
-_WORST = ["failed", "skipped", "passed"]
+#: Results of tests, worst first.
+_WORST_FIRST = ["failed", "skipped", "passed"]
 
 #: Features without a test or measurement.
 NOT_COVERED = (
@@ -35,13 +35,13 @@ NOT_COVERED = (
 _HEAD = """# Measured on GPUs
 
 `tools/gpu-check --render` writes this page from the tests and measurements that need a GPU and from
-the reports in this folder. Each row shows its newest result. Do not edit this page, because a test
+the reports in this folder. Each row shows the newest result. Do not edit this page, because a test
 compares it with its sources.
 
-`make test-gpu` runs all of them on a machine with an NVIDIA GPU, and writes `gpu-report.json` and
-traces to the folder `gpu-report`. It calls `tools/gpu-check`, which needs only the driver and a
-Python with torch for CUDA. To publish a report, copy it and its traces into this folder, name it
-after the GPU and the date, and run `tools/gpu-check --render`.
+`make test-gpu` runs these tests and measurements on a machine with an NVIDIA GPU, and writes
+`gpu-report.json` and traces to the folder `gpu-report`. It calls `tools/gpu-check`, which needs
+only the driver and a Python with torch for CUDA. To publish a report, copy it and its traces into
+this folder, name it after the GPU and the date, and run `tools/gpu-check --render`.
 
 Each measurement has a limit that it must meet. Some also have a stricter limit, the target. Each
 result states the strictest limit that it meets.
@@ -86,7 +86,7 @@ def _gpu_tests_in(file: Path) -> Iterator[Test]:
 
 
 def reports(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the reports in the folder, oldest first, without reports from CPUs."""
+    """Return the GPU reports in the folder, oldest first."""
     loaded = (json.loads(file.read_text()) for file in folder.glob("*.json"))
     return sorted((r for r in loaded if not r.get("stand_in")), key=lambda r: str(r.get("date")))
 
@@ -99,7 +99,7 @@ def render_text(reports: list[dict[str, Any]]) -> str:
         worst: dict[tuple[str, str], str] = {}  # over all parameters of a test
         for test in report.get("tests", []):
             key = test["file"], test["name"]
-            worst[key] = min(worst.get(key, test["result"]), test["result"], key=_WORST.index)
+            worst[key] = min(worst.get(key, test["result"]), test["result"], key=_WORST_FIRST.index)
         results |= worst
     sources = "\n".join(map(_source, reports)) or "No reports yet: no row was measured."
     figure_rows = (
@@ -122,7 +122,7 @@ def render_text(reports: list[dict[str, Any]]) -> str:
             "\n## Measurements (`distkit bench gpu`)\n",
             *_table(("measurement", "reference, same run", "limits", "result"), figure_rows),
             "\n## Tests (`pytest -m gpu`)\n",
-            *_table(("test", "file", "passes on the CPU", "on a GPU"), test_rows),
+            *_table(("test", "file", "runs on the CPU", "on a GPU"), test_rows),
             "\n## Not covered\n",
             *_table(("feature", "on a GPU"), ((name, NOT_MEASURED) for name in NOT_COVERED)),
             "",
@@ -137,7 +137,7 @@ def _source(report: dict[str, Any]) -> str:
 
 
 def _limits(row: Figure) -> str:
-    sign = "" if row.absolute else "×"
+    sign = f" {row.unit}" if row.absolute else "×"
     limits = {"limit": row.limit, "target": row.target}
     return ", ".join(f"{w} ≤ {limit}{sign}" for w, limit in limits.items() if limit is not None)
 
