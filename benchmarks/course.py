@@ -1,4 +1,4 @@
-"""Duration and memory of each lesson, and the time to the first picture of lesson 1."""
+"""Duration and memory use of each lesson, and the time to the first view in lesson 1."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIGURES = {
     "most": Figure(f"{_MEMORY}: the largest lesson", "MB", limit=1500, target=900, absolute=True),
     "first": Figure(f"{_MEMORY}: {FIRST.stem}", "MB", limit=500, target=350, absolute=True),
     "opening": Figure(
-        "lesson 1 in JupyterLab, from opening and running all cells to the first picture",
+        "lesson 1 in JupyterLab, from opening the notebook to the first view",
         "s",
         limit=10,
         target=4,
@@ -49,7 +49,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Run every lesson once; open the first one ``reps`` times in a warm JupyterLab."""
+    """Run every lesson once; open lesson 1 ``reps`` times in a warm JupyterLab."""
     seconds, peaks, failed = {}, {}, {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, _marked(folder) as mark:
         for path in LESSONS:
@@ -114,7 +114,7 @@ def _run(lesson: Path) -> str:
 
 
 def _time_openings(reps: int, log: Log) -> list[float]:
-    """Return the time to the first picture in new kernels [s], after a run to warm the caches."""
+    """Return the times to the first view in new kernels [s], after a warm-up run."""
     seconds = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = shutil.copytree(FIRST.parent, Path(folder, "notebooks"))

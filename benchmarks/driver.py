@@ -50,7 +50,7 @@ def torch_timeout(nccl: bool = False) -> float:
     return (timeout or constants.default_pg_timeout).total_seconds()
 
 
-#: Environment variable that marks all processes that a driver starts, directly or not.
+#: Environment variable that marks all processes that a driver starts, directly or indirectly.
 MARK = "DISTKIT_BENCH"
 
 #: Prepended to each program: ``reply(value)`` sends a value, ``request()`` waits for a request.
@@ -67,7 +67,7 @@ folder = sys.argv[1]
 
 
 class Driver:
-    """A program in a fresh Python process; leaving the ``with`` block kills its processes.
+    """A program in a fresh Python process; exiting the ``with`` block kills its processes.
 
     Args:
         program: the source, which may use the names in ``_PROLOGUE``, such as the temporary
@@ -123,7 +123,7 @@ class Driver:
         return json.loads(line)
 
     def close(self) -> None:
-        """Close the program's input, kill it after 20 s, and kill all processes that it started."""
+        """Close the program's input, wait up to 20 s for its exit, and kill remaining processes."""
         _pipe(self.process.stdin).close()
         try:
             self.process.wait(20)
@@ -136,7 +136,7 @@ class Driver:
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Return the live processes with this mark, and their descendants: sshd drops the mark."""
+    """Return the live processes with this mark and their descendants (sshd drops the mark)."""
     processes = {p for p in psutil.process_iter() if _mark(p) == mark}
     return [*processes, *(descendants(processes) - processes)]
 
@@ -156,7 +156,7 @@ def descendants(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill the processes with this mark."""
+    """Kill the processes with this mark and their descendants."""
     while remaining := marked_processes(mark):
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
@@ -168,7 +168,7 @@ def _mark(process: psutil.Process) -> str:
     try:
         alive = process.status() != psutil.STATUS_ZOMBIE
         return process.environ().get(MARK, "") if alive else ""
-    except (psutil.Error, OSError):  # it has exited, or is another user's
+    except (psutil.Error, OSError):  # it has exited, or belongs to another user
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Figures (measured numbers with their references), tables of figures, and a report."""
+"""Figures, i.e. measurements with their references; tables of figures; and a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number with its reference; without a value, a row of a benchmark's table.
+    """A measurement with its reference; without a value, a row of a benchmark's table.
 
     Args:
         name: the measured quantity.
@@ -45,7 +45,7 @@ class Figure:
     note: str = ""
 
     def of(self, samples: Sequence[float], against: Sequence[float] = (), note: str = "") -> Figure:
-        """Return the figure with the medians of these samples; ``note`` explains missing ones.
+        """Return the figure with the medians of these samples; ``note`` explains missing samples.
 
         >>> start = Figure("start", "s", reference="stock", limit=0.25)
         >>> start.of([2.0, 1.0, 3.0], [8.0, 10.0]).verdict
@@ -72,7 +72,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """The strictest limit that the number meets; "" without limits."""
+        """Whether a limit is met, or why this is unknown; "" without limits."""
         if self.limit is None and self.target is None:
             return ""
         number = self.value if self.absolute else self.ratio
@@ -105,7 +105,8 @@ def fill(
     """Fill a benchmark's table with its values.
 
     Args:
-        table: the figures by the names of their samples, ``"ours"`` or ``"ours / reference"``.
+        table: the figures by the names of their samples, such as ``"start"`` or
+            ``"start / reference"``.
         samples: repetitions by name; missing ones were not measured.
         note: the reason for missing samples.
 
@@ -132,7 +133,7 @@ def machine() -> dict[str, Any]:
         "load_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ipyparallel")},
-        "distkit": __version__,  # may run from a checkout instead of being installed
+        "distkit": __version__,  # distkit may run from a checkout without being installed
     }
 
 

@@ -1,7 +1,7 @@
-"""GPU ranks compared with their references. Without a GPU, figures are marked as not measured.
+"""GPU ranks compared with references. Without a GPU, figures are marked as not measured.
 
-A stand-in runs the same code on the CPU, to test the benchmark itself. Its numbers do not apply to
-GPUs, so the names of its figures mark them as measured on a stand-in.
+A stand-in runs the same code on the CPU, to test the benchmark itself. The results do not apply to
+GPUs, so the name of each figure states that it was measured on a stand-in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.memory import pss
 from benchmarks.train import torchrun
 from distkit.errors import DistkitError
 
-#: Number of ranks that share a GPU; bytes of the large all-reduce; time limit to free memory [s].
+#: Number of ranks that share a GPU; size of the all-reduce [bytes]; time limit to free memory [s].
 RANKS, SIZE, FREE_TIMEOUT = 4, 64 << 20, 5.0
 
 #: Numbers of warm-up steps, timed training steps, and all-reduce calls.
@@ -34,7 +34,7 @@ Pair = tuple[list[float], list[float]]
 
 
 class Row(NamedTuple):
-    """A figure, and the function that measures it from a device and a number of repetitions."""
+    """A figure, and the function that measures it, given a device and a number of repetitions."""
 
     figure: Figure
     measure: Callable[[str, int], Pair]
@@ -54,7 +54,7 @@ def measure(reps: int, log: Log, stand_in: str = "") -> tuple[list[Figure], dict
 
 
 def measure_row(row: Row, reps: int, stand_in: str = "") -> Figure:
-    """Measure a figure; an error is reported in its note."""
+    """Measure a figure; if that fails, the figure's note contains the error."""
     figure = row.figure
     if stand_in:
         name = f"{figure.name} [stand-in: {stand_in}]"
@@ -154,7 +154,7 @@ def _measure_leftover_memory(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _leftover_memory(device: str, killed: bool) -> float:
-    """Return the MiB still in use 5 s after the cluster or its kernel has exited."""
+    """Return the memory still in use 5 s after the cluster or its kernel has exited [MiB]."""
     before = _memory_in_use(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)
@@ -170,7 +170,7 @@ def _leftover_memory(device: str, killed: bool) -> float:
 
 
 def _memory_in_use(device: str, ranks: list[int]) -> float:
-    """Return the bytes in use on the GPUs or, on the CPU, by these processes."""
+    """Return the memory in use on all GPUs or, with ``device="cpu"``, by these ranks [bytes]."""
     if device == "cpu":
         return float(sum(map(_pss, ranks)))
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -225,7 +225,7 @@ def train(device: str, steps: int) -> float:
 
 
 def _synchronize(device: str) -> None:
-    """Wait until the GPUs of all ranks have finished."""
+    """Wait until all ranks and their GPUs have finished."""
     import torch
     import torch.distributed as dist
 
@@ -268,7 +268,7 @@ def reduce(device: str, size: int) -> tuple[float, float]:
 
 
 def receive(device: str) -> None:
-    """Wait for the other of two ranks; using the received value synchronizes with the GPU."""
+    """Receive from the other of two ranks; reading the value synchronizes with the GPU."""
     import torch
     import torch.distributed as dist
 
@@ -313,7 +313,7 @@ def _measure_interrupt(device: str, reps: int) -> Pair:
 
 
 def record(folder: Path, device: str) -> list[str]:
-    """Record GPU runs for views without a GPU; return the names of the files.
+    """Record GPU runs, which can then be viewed without a GPU; return the names of the files.
 
     The runs are four ranks that train on one GPU, one rank with NCCL, a hang, and one rank per GPU
     if there are several.

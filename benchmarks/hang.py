@@ -1,4 +1,4 @@
-"""Time to explain a hang, and time until an interrupted cluster is usable again."""
+"""Times until a hang is explained, and until an interrupted cluster is usable again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.driver import Log, Samples, interleave, torch_timeout
 from benchmarks.figure import Figure, fill
 from distkit.errors import DeadlockError
 
-#: Number of interrupts in each repetition.
+#: Number of interrupts of each kind per repetition.
 INTERRUPTS = 15
 
 FIGURES = {
@@ -45,7 +45,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Run every hanging program of the catalog, then interrupt hung and endless runs."""
+    """Run the catalog's programs that hang, then interrupt hung and endless runs."""
     import distkit as dk
     from distkit_examples.hangs import ALL
 
@@ -71,7 +71,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _measure_diagnosis(cluster: Any, case: Any) -> float:
-    """Return the time from the moment the last rank blocks until the error [s]."""
+    """Return the time from when the last rank blocks to the error [s]."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)

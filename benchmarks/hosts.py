@@ -28,10 +28,10 @@ HOSTS = ("alpha", "beta", "gamma")
 EACH = dict.fromkeys(HOSTS, 2)
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Offset of beta's clock, and grace period for processes to end [s].
+#: Offset of beta's clock, and grace period for processes to exit [s].
 SKEW, EXIT_GRACE = 5, 5.0
 
-#: Bandwidth limit of each host in each direction; bytes of the all-reduce, and repetitions.
+#: Bandwidth limit of each host in each direction; size of the all-reduce [bytes]; repetitions.
 RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: Substrings of the command lines of a cluster's processes.
@@ -128,7 +128,7 @@ def _measure_start(job: str) -> dict[str, float]:
 
 
 def _measure_fault(fault: str) -> dict[str, float]:
-    """Return the number of processes left after :data:`EXIT_GRACE`, and the seconds to an error."""
+    """Return the number of processes left after :data:`EXIT_GRACE` and the time to an error [s]."""
     with laboratory() as lab:
         job = start_job(lab, "run_until_killed")
         assert job.stdout is not None
@@ -169,7 +169,7 @@ def print_json(**fields: Any) -> None:
 
 
 def total() -> float:
-    """Return the number of ranks, the result of one all-reduce."""
+    """Return the result of an all-reduce, which is the number of ranks."""
     import torch
     import torch.distributed as dist
 
@@ -260,7 +260,7 @@ def _hang() -> None:
 
 
 def measure_hangs() -> None:
-    """Time hangs on three hosts."""
+    """Measure the time from starting a program that hangs to its error."""
     import distkit as dk
 
     with dk.Cluster(hosts=EACH) as cluster:
@@ -274,7 +274,7 @@ def measure_hangs() -> None:
 
 
 def _times() -> Samples:
-    """Return the time of alternating all-reduces [s], measured on the slowest rank."""
+    """Return the times of alternating all-reduces [s], each from the slowest rank."""
     import torch
     import torch.distributed as dist
 

@@ -22,7 +22,7 @@ class Line(NamedTuple):
     target: int
 
 
-#: Statements of each folder, without subfolders that have a separate entry. A test fails when a
+#: Statements in each folder, without subfolders that have a separate entry. A test fails when a
 #: folder exceeds its limit. A commit that makes a package smaller lowers its limit; a package that
 #: moves keeps its limit.
 LINES = {
@@ -107,7 +107,7 @@ def size(path: Path) -> int:
 
 
 def package_of(path: Path) -> str:
-    """Return the folder that a file counts for, its nearest parent in ``LINES``.
+    """Return the nearest parent folder in ``LINES``, to which the file's statements are added.
 
     >>> [package_of(Path(p)) for p in ("distkit/cli.py", "distkit/views/scene/svg.py")]
     ['distkit', 'distkit/views']
@@ -161,7 +161,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def statements(tree: ast.Module) -> int:
-    """Return the number of statements in a module, without docstrings."""
+    """Return the number of statements in a module, not counting docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = list(ast.walk(tree))
     docstrings = sum(
@@ -185,7 +185,7 @@ def imports(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Return the sets of modules that import each other, directly or not, largest first.
+    """Return the sets of modules that import each other, directly or indirectly, largest first.
 
     Two modules are in one cycle if each reaches the other.
 
@@ -202,7 +202,7 @@ def import_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def _reachable(start: str, graph: Mapping[str, Iterable[str]]) -> set[str]:
-    """Return all modules that a module imports, itself only if it is part of a cycle."""
+    """Return all modules that a module reaches, including itself if it is part of a cycle."""
     reached: set[str] = set()
     pending = list(graph[start])
     while pending:

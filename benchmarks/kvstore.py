@@ -1,8 +1,8 @@
 """The parameter server compared with MXNet 1.9.1's, with the same arrays and model.
 
 MXNet needs a separate Python: ``pip install "numpy<1.24" mxnet==1.9.1`` under Python 3.8, and
-the path of that Python in ``DISTKIT_MXNET_PYTHON``. Otherwise the reference is a loopback ZeroMQ
-socket that echoes the same bytes. TensorFlow trains the same model; see
+the path of that Python in ``DISTKIT_MXNET_PYTHON``. Otherwise, the reference is a ZeroMQ socket on
+the loopback interface that echoes the same bytes. TensorFlow trains the same model; see
 :mod:`benchmarks.kvstore_tensorflow`.
 """
 
@@ -27,14 +27,14 @@ BATCH, RATE = 32, 0.1
 #: Upper limits of the ratio of distkit's time to MXNet's (limit, target), by bytes.
 _LIMITS = {1 << 10: (1 / 0.7, 1 / 1.5), 4 << 20: (1.0, 0.5), 64 << 20: (1.0, 0.5)}
 
-#: A contender's seconds in every repetition, by size or for a "step" of training.
+#: A contender's times in all repetitions [s], by size or for a training "step".
 Seconds = dict[Any, list[float]]
 Samples = dict[str, Seconds]
 OURS = "ours"
 
 
 def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure seconds per call of the slowest worker in ``reps`` repetitions of each contender."""
+    """Measure the slowest worker's time per call [s], ``reps`` times for each contender."""
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     for workers, servers in CLUSTERS:
@@ -62,7 +62,7 @@ def _measure(
     reps: int,
     log: Callable[[str], None],
 ) -> Samples:
-    """Return the time of each contender [s]: distkit, MXNet or the echo, TensorFlow."""
+    """Return the times of distkit, of MXNet or the echo, and of TensorFlow if configured [s]."""
     from distkit.cluster.cluster import Cluster
 
     samples: Samples = {OURS: {}}
@@ -118,7 +118,7 @@ def _figures(setup: str, workers: int, samples: Samples) -> list[Figure]:
 
 
 def _compare_with_tensorflow(name: str, seconds: list[float], reference: Seconds) -> list[Figure]:
-    """Compare a step with TensorFlow's, with one and ten steps per call of its coordinator."""
+    """Compare a step with TensorFlow's, for one and for ten steps per call of its coordinator."""
     if not reference:
         return [
             figure(name, "us", _us(seconds), kvstore_tensorflow.MISSING, limit=1 / 3, target=0.1)
@@ -138,7 +138,7 @@ def _compare_with_tensorflow(name: str, seconds: list[float], reference: Seconds
 
 
 def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
-    """Return this worker's seconds per push and pull of each size, or per training step."""
+    """Return this worker's time per push and pull of each size, or per training step [s]."""
     from distkit import kvstore
 
     kv = kvstore.create(mode)

@@ -107,7 +107,7 @@ class Reference(Protocol):
     name: str
 
     def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return the seconds each worker took."""
+        """Run a job and return each worker's times [s]."""
 
 
 def digits() -> tuple[Any, Any]:
@@ -124,7 +124,7 @@ def digits() -> tuple[Any, Any]:
 def reference(
     python: str | None, workers: int, servers: int, mode: str, data: Any
 ) -> Iterator[Reference]:
-    """Run MXNet if its Python is configured, otherwise an echo."""
+    """Run MXNet if its Python is configured; otherwise, yield an echo."""
     if python is None:
         yield Echo()
         return
@@ -148,7 +148,7 @@ class MXNet:
         self._clusters = {"trips": trips, "steps": steps}
 
     def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return the seconds each worker took."""
+        """Run a job and return each worker's times [s]."""
         return self._clusters[job[0]].run(job)
 
 
@@ -194,7 +194,7 @@ class MXNetCluster:
         self._workers = self._processes[-workers:]
 
     def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
-        """Run a job and return the seconds each worker took."""
+        """Run a job and return each worker's times [s]."""
         for process in self._workers:
             _pipe(process.stdin).write(json.dumps(job).encode() + b"\n")
         lines = [_pipe(process.stdout).readline() for process in self._workers]

@@ -153,7 +153,7 @@ class TensorFlow:
         )
 
     def run(self, steps: int) -> dict[str, float]:
-        """Return a worker's time per step [s], by the number of steps per call."""
+        """Return a worker's time per step [s] for each entry in ``CALLS``."""
         stdin, stdout = self._pipes()
         stdin.write(json.dumps(steps).encode() + b"\n")
         line = stdout.readline()
@@ -166,7 +166,7 @@ class TensorFlow:
         return results
 
     def close(self) -> None:
-        """Close the input, so that the coordinator exits, and then the other processes."""
+        """Close the input of the coordinator, which then stops the other processes and exits."""
         stdin, stdout = self._pipes()
         stdin.close()
         try:
@@ -186,7 +186,7 @@ class TensorFlow:
 def tensorflow(
     python: str | None, workers: int, servers: int, data: Any
 ) -> Iterator[TensorFlow | None]:
-    """Run TensorFlow if its Python is configured."""
+    """Run TensorFlow if its Python is configured; otherwise, yield None."""
     if python is None:
         yield None
         return

@@ -32,8 +32,8 @@ _FOLDERS = {
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
 }
 
-#: Settings that disable JupyterLab extensions from test tools, which users do not have.
-_FOREIGN = {
+#: Settings that disable the JupyterLab extensions of packages that only the tests install.
+_TEST_EXTENSIONS = {
     "config/jupyter_server_config.json": {
         "ServerApp": {
             "jpserver_extensions": {
@@ -88,7 +88,7 @@ def isolated_environment(home: Path) -> dict[str, str]:
     # answer the prompt about news, which would cover the notebook
     news = "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     preferences = {"fetchNews": "false", "checkForUpdates": False}
-    for name, settings in {news: preferences, **_FOREIGN}.items():
+    for name, settings in {news: preferences, **_TEST_EXTENSIONS}.items():
         file = home / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
@@ -176,7 +176,7 @@ def missing() -> str:
 
 @contextmanager
 def browse() -> Iterator[Any]:
-    """Run Debian's chromium headless with Playwright. It reaches no host except 127.0.0.1."""
+    """Run Debian's chromium headless with Playwright. It can connect only to 127.0.0.1."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -197,7 +197,7 @@ def command(page: Any, name: str, **args: str) -> Any:
 
 
 def run_cell(page: Any, index: int) -> None:
-    """Run a cell of the active notebook and wait until it ends."""
+    """Run a cell of the active notebook and wait until it has finished."""
     page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
     command(page, "notebook:run-cell")
     page.wait_for_function(IDLE, timeout=120_000)

@@ -1,4 +1,4 @@
-"""Memory of the processes of a four-rank cluster, as the sum of their PSS.
+"""Memory used by the processes of a four-rank cluster, measured as the sum of their PSS.
 
 PSS (proportional set size) divides each page by the number of processes that map it, so memory
 shared by forked ranks counts once. This needs Linux.
@@ -63,7 +63,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure the PSS and the number of a driver's descendants, without the driver itself."""
+    """Measure the number and the PSS of the processes that a driver starts."""
     if not Path("/proc/self/smaps_rollup").exists():
         raise DistkitError(
             "bench memory needs /proc/PID/smaps_rollup: run it on Linux 4.14 or later."

@@ -30,7 +30,7 @@ FIGURES = {
         absolute=True,
     ),
     "forms": Figure(
-        f"closed forms of all algorithms for each of 1 to {MANY:,} ranks",
+        f"closed-form costs of all algorithms for each number of ranks up to {MANY:,}",
         "s",
         limit=1,
         target=0.1,
@@ -53,7 +53,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Time the simulator and the closed forms, then alternate predictions and measurements."""
+    """Time the simulator and the closed forms, then compare predictions with measurements."""
     import distkit as dk
 
     samples = interleave("simulate", reps, log, _measure_speed)
@@ -135,7 +135,7 @@ def predict_and_measure(n: int, tensors: Sequence[int], reps: int) -> list[dict[
 def interleave_on_rank(
     names: Sequence[str], tensors: Sequence[int], sizes: Sequence[int], reps: int
 ) -> tuple[Any, Any]:
-    """Alternate a batch of the calibration and a batch of every algorithm on this rank."""
+    """On this rank, alternate a calibration batch with a batch of calls of every algorithm."""
     import torch
 
     from distkit.algorithms.all_reduce import ALL_REDUCES

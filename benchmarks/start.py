@@ -14,7 +14,7 @@ from benchmarks.driver import Driver, Log, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.house import size
 
-#: Numbers of warm runs and imports per repetition of the slow measurements.
+#: Number of warm runs, and of imports, per repetition of the slow measurements.
 WARM, IMPORTS = 12, 4
 
 FIRST = """
@@ -43,7 +43,7 @@ while request():
 """
 )
 
-#: Times the same with ipyparallel's cluster and hand-written code that turns engines into ranks.
+#: Times the same with ipyparallel's cluster and code that turns its engines into ranks.
 STOCK = """
 def first(rank, store):
     import torch, torch.distributed as dist
@@ -75,7 +75,7 @@ while request():
 """
 )
 
-#: Times accelerate in a process that has imported torch, like a notebook.
+#: Times accelerate in a process that has imported torch, as a notebook has.
 ACCELERATE = """
 import socket
 from pathlib import Path

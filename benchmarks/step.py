@@ -74,7 +74,7 @@ def reduce_often(count: int) -> None:
 
 
 def _measure_calls(reps: int, log: Log) -> dict[str, list[float]]:
-    """Return the milliseconds of each next(), alternating with ipyparallel's round trips."""
+    """Return the durations of calls to next(), alternating with ipyparallel's round trips [ms]."""
     import distkit as dk
 
     def step() -> dict[str, float]:
@@ -91,7 +91,7 @@ def _measure_calls(reps: int, log: Log) -> dict[str, list[float]]:
 
 
 def _measure_clicks(reps: int) -> list[float]:
-    """Return the milliseconds from a click on Next until the cockpit has drawn the new moment."""
+    """Return the times from a click on Next until the cockpit has drawn the new moment [ms]."""
     with lab.open_notebook(_CELL % (reps + 20), "cluster.stop()", height=1600) as (page, _):
         lab.command(page, "notebook:run-cell-and-select-next")
         page.wait_for_selector('[data-cockpit="ready"]', timeout=60_000)

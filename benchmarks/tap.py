@@ -1,8 +1,8 @@
 """Overhead of recording DDP steps and single all-reduces on two ranks.
 
-Users notice the ratio of wall times, but it is noisy: on few cores a step spends most of its time
-waiting for threads to wake up. The CPU time of a rank's threads is more stable. It excludes gloo's
-polling thread, whose CPU time depends on the other rank.
+Users notice the ratio of wall times, but it is noisy: with few cores, a step spends most of its
+time waiting for threads to wake up. The CPU time of a rank's threads is more stable. It excludes
+gloo's polling thread, whose CPU time depends on the other rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.driver import Log, interleave
 from benchmarks.figure import Figure, fill
 
-#: Name of gloo's thread that polls the sockets.
+#: Name of the gloo thread that polls the sockets.
 POLLING = "gloo_tcp_loop"
 
 #: Numbers of warm-up calls, timed DDP steps, timed all-reduces, and elements in an all-reduce.
@@ -43,7 +43,7 @@ FIGURES = {
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Alternate ``reps`` runs with recording and without."""
+    """Alternate runs with and without recording, ``reps`` times each."""
     samples = interleave("tap", reps, log, lambda: _run(True), lambda: _run(False))
     pairs = zip(samples["call cpu"], samples["plain call cpu"], strict=True)
     samples["added"] = [recorded - plain for recorded, plain in pairs]
@@ -51,7 +51,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _run(record: bool) -> dict[str, float]:
-    """Return the wall milliseconds of the slower rank and the mean CPU milliseconds of both."""
+    """Return the wall time of the slower rank and the mean CPU time of both ranks [ms]."""
     import distkit as dk
 
     kind = "" if record else "plain "
@@ -63,7 +63,7 @@ def _run(record: bool) -> dict[str, float]:
 
 
 def reduce() -> tuple[float, float]:
-    """Return this rank's seconds and CPU seconds per all-reduce."""
+    """Return this rank's wall time and CPU time per all-reduce [s]."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +72,7 @@ def reduce() -> tuple[float, float]:
 
 
 def train() -> tuple[float, float]:
-    """Return this rank's seconds and CPU seconds per step."""
+    """Return this rank's wall time and CPU time per step [s]."""
     import torch
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
@@ -109,7 +109,7 @@ def _time_calls(call: Callable[[int], object], calls: int) -> tuple[float, float
 
 
 def _busy() -> float:
-    """Return this process's CPU seconds, on Linux without gloo's polling thread."""
+    """Return this process's CPU time [s]; on Linux, without that of gloo's polling thread."""
     if not Path("/proc/self/schedstat").exists():
         return time.process_time()
     nanoseconds = 0

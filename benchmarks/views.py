@@ -1,10 +1,10 @@
-"""Time to the first picture, frame rate and live lag of the timeline in JupyterLab.
+"""Time to the first picture, frame time and live lag of the timeline in JupyterLab.
 
 The first picture is timed from running the cell ``Timeline(trace)`` to painting in a headless
-browser. A live run is synchronous SGD on four ranks. Its *lag* is the time from the recording of
-an event until the browser has painted it (all processes of a host share one clock). Its *cost*
-compares samples/s with and without the view, both recorded. Kernel and browser share the CPUs with
-the ranks.
+browser. A live run is synchronous SGD on four ranks. The *lag* is the time from the recording of
+an event until the browser has painted it (all processes of a host share one clock). The *cost*
+compares the samples/s of two recorded runs, one with a view and one without. The kernel and the
+browser share the CPUs with the ranks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MOVE = """(frames) => new Promise((resolve) => {
     requestAnimationFrame(turn);
 })"""
 
-#: In the page, append ``[updates until the picture, seconds since 1970]`` after each paint.
+#: In the page, append ``[number of updates so far, seconds since 1970]`` after each paint.
 _WATCH_PAINTS = """() => {
     window.painted = [];
     const after = new MessageChannel();
@@ -128,13 +128,13 @@ FIGURES = {
         "cost of a live view in samples/s of the job", "%", limit=3, target=2, absolute=True
     ),
     "static": Figure(
-        "static picture of a timeline, the largest", "kB", limit=150, target=60, absolute=True
+        "largest static image of a timeline", "kB", limit=150, target=60, absolute=True
     ),
 }
 
 
 def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure first pictures and frames of long traces, live runs, and sizes of static pictures."""
+    """Measure first pictures and frames of long traces, live runs, and sizes of static images."""
     reason = lab.missing()
     samples = {} if reason else {**_in_lab(reps, log), **_live(reps, log)}
     samples["static"] = [max(map(_static, (100, 1_000, SIZES[0])))]
@@ -163,14 +163,14 @@ def long_trace(events: int) -> Trace:
 
 
 def _static(events: int) -> float:
-    """Return the size of the static picture of a trace [kB]."""
+    """Return the size of the static image of a trace [kB]."""
     from distkit.views.timeline.view import Timeline
 
     return len(Timeline(long_trace(events))._svg().encode()) / 1000
 
 
 def _in_lab(reps: int, log: Log) -> Samples:
-    """Return the milliseconds to the first picture of traces, and per frame of pan and zoom."""
+    """Return the times to load and first draw traces, and per frame of pan and zoom [ms]."""
     samples: Samples = {}
     cells = [
         cell
@@ -204,7 +204,7 @@ def _write_traces(root: Path) -> None:
 
 
 def _live(reps: int, log: Log) -> Samples:
-    """Return the lag [ms] and the cost [%] of ``reps`` pairs of runs."""
+    """Return the lag [ms] and the cost [%] from ``reps`` pairs of runs."""
     with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
         page.evaluate(_WATCH_PAINTS)
         lab.run_cell(page, 0)
@@ -230,7 +230,7 @@ def lag(
 
     Args:
         taken: the number of each update and the times of its events on the monotonic clock.
-        painted: the number of updates until each picture, and its time in seconds since 1970.
+        painted: the number of updates before each picture, and its time in seconds since 1970.
         epoch: the zero of the monotonic clock in seconds since 1970.
 
     Events recorded before the first picture are omitted.
@@ -244,7 +244,7 @@ def lag(
 
 
 def train(warm: int, steps: int) -> float:
-    """Return this rank's samples/s of synchronous SGD, after warm-up steps."""
+    """Return this rank's throughput in synchronous SGD, after warm-up steps [samples/s]."""
     import torch.distributed as dist
     import torch.nn.functional as F
 

@@ -1,7 +1,7 @@
 """Published scaling tables compared with the cost model's predictions, without measurements.
 
-tables.py contains the numbers and their sources; each other module predicts one kind of table. Some
-rows of each table determine the constants of its machine. They are marked, and not scored.
+tables.py contains the numbers and their sources. Some rows are marked as fitted, because they
+determine the constants of a machine. The other rows are scored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.published.rows import Row
 
 
 def measure(reps: int, log: Callable[[str], None]) -> tuple[list[Figure], dict[str, Any]]:
-    """Predict every row, and score the rows that were not fitted; ``reps`` is ignored."""
+    """Predict every row, and score the rows that were not fitted; ``reps`` has no effect."""
     predictions = {
         "collectives": collectives.rows(),
         "training": training.rows(),

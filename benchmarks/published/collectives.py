@@ -78,7 +78,7 @@ def _infiniband() -> list[Row]:
 
 
 def _roce() -> list[Row]:
-    """Predict that a ring saturates the NICs, and a tree reaches NCCL's share of a ring."""
+    """Assume that a ring saturates the NICs, and a tree reaches NCCL's fraction of a ring."""
     bandwidth = 4 * 400 / 8
     predicted = {"ring": bandwidth, "tree": tables.NCCL_TREE * bandwidth}
     return [

@@ -1,7 +1,7 @@
 """Whole training jobs: step times of vTrain's runs and of Megatron, and Megatron's memory.
 
 Three constants of an A100 are fitted on 21 of vTrain's 109 runs, drawn at random within each model
-size: the reachable shares of peak FLOP/s, of memory bandwidth, and of the host's network bandwidth.
+size: the achievable fractions of peak FLOP/s, memory bandwidth, and the host's network bandwidth.
 All other rows are scored, including Megatron's, whose hosts have twice as many NICs.
 
 vtrain.csv is data/ground_truth_multi.csv of VIA-Research/vTrain: copyright (c) 2024, VIA Research
@@ -27,7 +27,7 @@ from distkit_simulation.network import Link
 
 #: Bandwidth of a host's NICs in vTrain's and Megatron's clusters [bytes/s].
 NIC_BANDWIDTH = {"vTrain": 100e9, "Megatron": 200e9}
-#: Larger errors have less weight in the fit, because some runs were disturbed.
+#: Relative error above which a run has less weight in the fit, because some runs were disturbed.
 USUAL = 0.08
 
 
@@ -46,7 +46,7 @@ def rows() -> list[Row]:
 
 
 def megatron() -> list[Row]:
-    """Return Megatron's steps, none of which is fitted."""
+    """Return Megatron's steps, none of which are fitted."""
     gpus = machine(fit_shares(), "Megatron")
     return [
         Row(
@@ -107,7 +107,7 @@ def machine(shares: Sequence[float], cluster: str = "vTrain") -> Machine:
 
 @cache
 def runs() -> list[tuple[Job, float, bool]]:
-    """Return vTrain's runs, each with its seconds and whether it is fitted."""
+    """Return vTrain's runs, each with its duration [s] and whether it is fitted."""
     with (Path(__file__).parent / "vtrain.csv").open() as file:
         table = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
     return [(_run(row), row["milliseconds"] / 1e3, bool(row["fitted"])) for row in table]

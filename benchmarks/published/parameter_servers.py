@@ -22,7 +22,7 @@ def rows() -> list[Row]:
 
 
 def _null_steps() -> list[Row]:
-    """Predict a constant, a time per additional worker, and the transfer of the busiest machine.
+    """Predict a constant plus a time per additional worker and the busiest machine's transfer time.
 
     The constant and the time per worker are fitted on the scalar rows, and the bandwidth on one
     worker that transfers 1 GB.
@@ -92,7 +92,7 @@ def _piz_daint() -> list[Row]:
 
 
 def _p2() -> list[Row]:
-    """Predict that workers wait only for the slowest GPU; fit its delay on 128 GPUs."""
+    """Assume that workers wait only for the slowest GPU; fit its delay on 128 GPUs."""
     table: Mapping[tuple[int, int], float] = tables.P2_SERVED
     compute = BATCH / table[1, 1]
     sigma = (BATCH * 128 / table[128, 16] - compute) / slowest(128)

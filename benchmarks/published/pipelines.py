@@ -1,9 +1,10 @@
 """Throughput of pipelines: simulated schedules compared with the Zero Bubble paper.
 
 There are two sets of rows. In "own constant", the speed of each schedule is fitted on its row of 24
-micro-batches. For ZB-1P, the share of the weights' gradients, which fill its bubble, is also
-fitted. In "1F1B's constant", interleaving is predicted from 1F1B: it sends v times as many
-messages, in the computing thread. The cost per byte is fitted on one row of the smaller model.
+micro-batches. For ZB-1P, the fraction of time for the weights' gradients, which fill the bubble, is
+also fitted. In "1F1B's constant", interleaving is predicted from 1F1B: with v stages per rank, it
+sends v times as many messages, in the thread that computes. The cost of a message is fitted on one
+row of the smaller model.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def seconds(
 
 
 def chunks(model: str) -> int:
-    """Return the stages per rank; the first and the last stage have one layer fewer.
+    """Return the number of stages per rank; the first and the last stage have one layer fewer.
 
     >>> chunks("1.5B"), chunks("6.2B")
     (3, 4)

@@ -15,7 +15,7 @@ import numpy as np
 class Row:
     """A published number; ``fitted`` rows determine the constants and are not scored.
 
-    ``naive`` is the prediction of perfect scaling: n times the one-GPU row.
+    ``naive`` is the prediction of perfect scaling, such as n times the throughput of one GPU.
     """
 
     table: str
@@ -41,14 +41,14 @@ class Row:
 
 
 def scored_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that do not determine constants."""
+    """Return the rows that are not fitted."""
     return [row for row in rows if not row.fitted]
 
 
 def geomean(rows: Iterable[Row]) -> float:
     """Return the geometric mean of the predictions' error factors, less one.
 
-    This is stricter than the geometric mean of errors, which one lucky row can reduce to zero.
+    Unlike the geometric mean of errors, it is not zero if a single row happens to be exact.
 
     >>> rows = [Row("", "", "s", 1.0, 2.0), Row("", "", "s", 2.0, 1.0)]
     >>> geomean(rows)
@@ -64,7 +64,7 @@ def median_error(rows: Iterable[Row]) -> float:
 
 
 def naive_error(rows: Iterable[Row]) -> float:
-    """Return the median absolute error of perfect scaling, over the rows with ``naive``."""
+    """Return the median absolute error of perfect scaling, over the scored rows with ``naive``."""
     return median(abs(row.naive / row.published - 1) for row in scored_rows(rows) if row.naive)
 
 

@@ -49,7 +49,7 @@ H200 = {
 P3DN = {2: 163.4, 4: 319.4, 8: 631.3}
 
 #: Lines fitted to 56 Gb/s InfiniBand, T = a + b·bytes: workers -> (a [s], b [s/byte]). The
-#: lines of 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are omitted.
+#: lines for 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are omitted.
 INFINIBAND = {8: (9.75e-5, 3.06e-10), 16: (2.358e-4, 4.06e-10)}
 
 #: NCCL's own constants for the Simple protocol on a ring [µs]: a PCIe hop, a network hop, and

@@ -1,7 +1,7 @@
 """Throughput of synchronous training, from one GPU's step plus the exposed all-reduce.
 
-A series is fitted on its one-GPU row and on one row of several nodes; MXNet's is also fitted on its
-largest single node. The constants include the share of communication that is not hidden by overlap.
+Most series are fitted on the row of one GPU and on one or two larger rows. The constants include
+the fraction of communication that is not hidden by overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _series(
     terms: Sequence[Term],
     fit: Sequence[int],
 ) -> list[Row]:
-    """Predict step times as one GPU's plus Σ constant · term; fit the constants on ``fit``."""
+    """Predict step times as one GPU's plus Σ constant · term, with constants fitted on ``fit``."""
     step = {n: batch * n / x for n, x in zip(gpus, throughput, strict=True)}
     constants = solve([[f(n) for f in terms] for n in fit], [step[n] - step[1] for n in fit])
     predictions = []
