@@ -3,9 +3,9 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Minimum pixels per arrow; where arrows are denser, a thin one represents several.
+// Minimum width per arrow; if arrows are denser, a thin arrow may represent several [px].
 const MIN_SPACE = 9;
-const MIN_DISTANCE = 18; // pixels between thin arrows of two lanes
+const MIN_DISTANCE = 18; // width with at most one thin arrow per pair of lanes [px]
 
 export class Arrows {
   constructor(renderer) {
@@ -27,7 +27,7 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // If there are many arrows, one per pair of lanes and pixel range.
+  // The visible arrows. If there are many, one per pair of lanes and range of pixels.
   #visible() {
     const { at, store } = this;
     const [from, to] = at.view;
@@ -98,7 +98,7 @@ export class Arrows {
     c.fill();
   }
 
-  // Next to the end of the bar, so that its label stays legible.
+  // A circle at the open end of an arrow, beside the bar so that the bar's label stays legible.
   #missingEnd(x, y, color) {
     const { c } = this;
     c.beginPath();
@@ -108,8 +108,8 @@ export class Arrows {
     c.stroke();
   }
 
-  // The size of a message, or its key if there are several keys, next to its arrow
-  // if space is free; once if all sizes are equal.
+  // The label of a message, or else its size, next to its arrow if there is space. The only key of all
+  // requests is not shown, and a size that all messages share is shown only once.
   #sizeLabel(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, style } = this;

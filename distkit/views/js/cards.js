@@ -6,7 +6,7 @@ import { rankColors, pin } from "./source.js";
 import { figure, largest } from "./numbers.js";
 import { strip, tensor } from "./tooltip.js";
 
-const FLASH = 700; // milliseconds
+const FLASH = 700; // duration of the highlight of a changed card [ms]
 
 export class Cards {
   constructor(ranks, store) {
@@ -56,12 +56,12 @@ function body(rank, now, last, scale, store) {
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
       h("div", { class: "dk-was" },
-        h("span", {}, "done"), h("span", {}, call(last, store)), size(last)),
+        h("span", {}, "completed"), h("span", {}, call(last, store)), size(last)),
       strips(last, last.values, scale)) : null,
   ];
 }
 
-// Highlights changes.
+// Highlights a changed card.
 function flash(card) {
   const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
   if (!reducedMotion()) card.animate([{ background }, {}], FLASH);
@@ -70,7 +70,7 @@ function flash(card) {
 // Values before and after, on one scale for all tensors of this shape.
 function strips(bar, values, scale, note = "") {
   const [first, then] = values ?? [];
-  const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // a send
+  const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // as in a send
   const shown = [["before", same ? null : first], [same ? "values" : "after", then]]
     .filter(([, s]) => s?.values.length);
   if (!shown.length) return note ? h("div", { class: "dk-note" }, note) : null;
@@ -83,7 +83,7 @@ function range({ values, size, min, max }) {
   return size <= 4 ? `[${values.map(figure).join(", ")}]` : `${figure(min)} to ${figure(max)}`;
 }
 
-// The largest value of each shape.
+// The largest magnitude of all tensors of each shape.
 function scales(ranks, store) {
   const scale = {};
   for (const id of ranks.flatMap(({ now, last }) => [now, last])) {

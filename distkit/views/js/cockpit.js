@@ -40,10 +40,10 @@ export class Cockpit extends Follower {
     this.chips = h("ul", { class: "dk-chips" });
     this.liveRegion = liveRegion();
     this.root = h("figure", { class: "distkit-cockpit", tabindex: 0, role: "group",
-      "aria-label": `stepping through ${name}: n next, b back, p play, ? all keys` });
+      "aria-label": `stepping through ${name}; keys: n next, b back, p play, ? all keys` });
     el.append(this.root);
     this.root.append(below);
-    const onThemeChange = (style) => applyTheme(this.root, style); // the timeline detects changes
+    const onThemeChange = (style) => applyTheme(this.root, style); // the timeline detects theme changes
     this.timeline = new Timeline(this.model, below, { stepped: true, onThemeChange });
     const { theme } = this.timeline;
     this.timeline.theme = { ...theme, sizes: { ...theme.sizes, ...SIZES } };
@@ -128,7 +128,7 @@ export class Cockpit extends Follower {
     this.liveRegion.textContent = text;
   }
 
-  // -- the reader --------------------------------------------------------------------------
+  // -- user input --------------------------------------------------------------------------
 
   #act(name, value) {
     const { why, speed } = this.controls;
@@ -148,7 +148,7 @@ export class Cockpit extends Follower {
     else this.connection.send(commands[name]);
   }
 
-  // Seeks one position at a time; while the slider moves, only the last position counts.
+  // Sends one request at a time; while the slider moves, only its latest position counts.
   #seek(position) {
     const pending = this.wanted !== null;
     this.wanted = position;

@@ -1,6 +1,6 @@
 // Colors as numbers, for mixing on a canvas, and the colors of the page.
 
-// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas names colors.
+// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas returns colors.
 export function channels(color) {
   if (!color.startsWith("#")) return color.match(/[\d.]+/g).slice(0, 3).map(Number);
   return [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
@@ -15,7 +15,7 @@ function luminance(color) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-// Black or white, whichever is more legible on a color.
+// Near-black or white, whichever is more legible on a color.
 export const readable = (color) => (luminance(color) > 0.2 ? "#101418" : "#ffffff");
 
 // Current colors and fonts of the page, resolved for a canvas.

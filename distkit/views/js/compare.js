@@ -1,4 +1,4 @@
-// Several runs on one timeline, and their differences in figures.
+// Several runs on one timeline, and a table of their metrics.
 
 import { h } from "./dom.js";
 import { Marks } from "./marks.js";
@@ -8,9 +8,9 @@ import { Runs } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
 const SMALL_SIZES = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
-const MAX_SCALE = 1.2; // maximum scale of the figures
-const [MAX_SIDE_RUNS, MIN_SIDE_WIDTH] = [3, 820]; // limits for figures next to the lanes [runs, px]
-const [LANES_HEIGHT, HEADING_HEIGHT] = [440, 20]; // of all lanes next to figures [px]
+const MAX_SCALE = 1.2; // maximum scale of the table
+const [MAX_SIDE_RUNS, MIN_SIDE_WIDTH] = [3, 820]; // limits for a table next to the lanes [runs, px]
+const [LANES_HEIGHT, HEADING_HEIGHT] = [440, 20]; // heights of the lanes next to a table, and of a run's name [px]
 
 export class Compare extends Timeline {
   constructor(model, el) {
@@ -30,7 +30,7 @@ export class Compare extends Timeline {
     if (this.style) this.renderText();
   }
 
-  // -- the figures --------------------------------------------------------------------------
+  // -- the table ----------------------------------------------------------------------------
 
   renderText() {
     if (!this.built) return;
@@ -103,7 +103,7 @@ export class Compare extends Timeline {
   }
 }
 
-// The differences in start and duration between an operation and the hovered one.
+// When an operation of another run started, and how its start and duration differ from those of a bar.
 function timeDifferences(other, bar) {
   const later = other.start - bar.start;
   const words = [`at ${humanSeconds(other.start)}`,

@@ -1,7 +1,7 @@
 // Commands to the kernel. Each has an id, is acknowledged immediately, and is executed later.
 
 const TIMEOUT = 4000; // time after which a kernel without a reply is reported [ms]
-const CLOSE_DELAY = 300; // time after which a lost kernel's channels are closed [ms]
+const CLOSE_DELAY = 300; // time within which the channels of a lost kernel are closed [ms]
 
 let views = 0; // distinguishes the ids of several views of one model
 

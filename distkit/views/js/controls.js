@@ -1,4 +1,4 @@
-// The command buttons, and the reasons why some are disabled.
+// The command buttons, and the reasons why some of them are disabled.
 
 import { h, icon, speedsOf } from "./dom.js";
 import { clamp } from "./numbers.js";
@@ -25,7 +25,7 @@ export class Controls {
     this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, step: 1,
       "aria-label": "moment", oninput: () => act("seek", Number(this.scrub.value)) });
     const { back, next, play, finish, help } = this.buttons;
-    this.root = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "step" },
+    this.root = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "stepping" },
       h("div", { class: "dk-group" }, back, next),
       h("div", { class: "dk-group dk-ranks" }, h("span", { class: "dk-label" }, "resume"),
         [...this.go.values()]),

@@ -34,7 +34,7 @@ export const button = (label, sign, onclick) =>
 
 export const icon = (name) => h("i", { class: `dk-icon dk-icon-${name}`, "aria-hidden": "true" });
 
-// Toggle buttons by name; all: [name, key, label, title].
+// Toggle buttons by name; each element of "all" is [name, key, label, title].
 export function toggles(all, onclick) {
   return Object.fromEntries(all.map(([name, key, label, words]) => {
     const about = { type: "button", title: `${words} (${key})`, onclick: () => onclick(name) };

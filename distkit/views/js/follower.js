@@ -1,12 +1,12 @@
 // A view that follows its model and the page, and draws at most once per frame.
 
-// Front ends change attributes of the body; a transition only reports visible changes.
-const SIGNS = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
+// Attributes of the body that change with a front end's theme; hidden views have no transitions.
+const THEME_ATTRIBUTES = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
 // A subclass has update(value), frame(), and a root on the page.
 export class Follower {
-  // name: the trait of the model that it follows.
+  // name: the trait of the model to follow.
   constructor(model, name = "picture") {
     Object.assign(this, { model, name, stop: new AbortController() });
     this.changed = () => {
@@ -27,7 +27,7 @@ export class Follower {
       this.on(this.root, type, (e) => { if (e.target === this.root) again(); });
     this.on(matchMedia("(prefers-color-scheme: dark)"), "change", again);
     const [theme, resized] = [new MutationObserver(again), new ResizeObserver(again)];
-    theme.observe(document.body, { attributes: true, attributeFilter: SIGNS });
+    theme.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
     resized.observe(sized);
     this.stop.signal.addEventListener("abort", () => {
       theme.disconnect();

@@ -11,7 +11,7 @@ const LEGEND = [
   ["workW", "gradient of weights"], ["work", "computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
-const [MAX_DETAILED, MAX_SEPARATE] = [4, 12]; // maximum ranks with sums, with fractions
+const [MAX_DETAILED, MAX_SEPARATE] = [4, 12]; // maximum numbers of ranks with details, and with meters
 
 export function heading({ frame }) {
   return [
@@ -52,7 +52,7 @@ export function totals({ frame }, color) {
 // Per rank: the fraction of time in communication, and in waiting (hatched).
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
-  const label = h("span", {}, "time in communication", waits ? ", of which waiting (hatched)" : "");
+  const label = h("span", {}, "time in communication", waits ? ", including waiting (hatched)" : "");
   if (lanes.length > MAX_SEPARATE) {
     const range = (all) =>
       [...new Set([Math.min(...all), Math.max(...all)].map(percent))].join(" to ");

@@ -5,11 +5,11 @@ import { button, h, handleKey, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-const GLIDE = 180; // milliseconds
+const GLIDE = 180; // duration of an animated change of the range [ms]
 const MIN_RANGE = 1e-7; // minimum visible time range [s]
 
 class Gestures {
-  // handles(event) returns whether to handle it, onview([from, to]) receives the chosen range.
+  // handles(event) returns whether to handle an event; onview([from, to]) receives the chosen range.
   constructor(canvas, handles, onview) {
     this.canvas = canvas;
     this.zoom = d3.zoom().filter(handles)
@@ -21,7 +21,7 @@ class Gestures {
     d3.select(canvas).call(this.zoom).on("dblclick.zoom", null);
   }
 
-  // The visible range and the full range; both may change independently.
+  // Sets the edges of the plot, the visible range and the full range.
   follow({ left, right }, [from, to], [first, last]) {
     this.base ??= [first, last]; // the reference of all transforms, constant while a run grows
     Object.assign(this, { left, right });
@@ -47,7 +47,7 @@ class Gestures {
 const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all(): the first and the last time; the view has on() and scheduleFrame().
+  // all() returns the first and the last time; the view has on() and scheduleFrame().
   constructor(view, all) {
     Object.assign(this, { view, all, zoomed: null, armed: false });
     view.on(window, "wheel", (e) => {
@@ -94,7 +94,7 @@ export class Viewport {
     this.show([time - (to - from) / 2, time + (to - from) / 2]);
   }
 
-  // Scrolls to a time outside the visible range.
+  // Centers a time that is outside the visible range.
   seek(time) {
     const [from, to] = this.shown;
     if (time < from || time > to) this.center(time);
@@ -107,7 +107,7 @@ export class Viewport {
     else this.glide(target);
   }
 
-  // Ignores wheel events that scroll the page past the picture.
+  // Returns whether to handle an event. Wheel events that scroll the page are not handled.
   handles(e) {
     if (e.type !== "wheel") return !e.button;
     const out = e.deltaY > 0 && !this.zoomed;
@@ -124,13 +124,13 @@ export class Viewport {
 
   tools() {
     return h("div", { class: "dk-tools" }, button("zoom in", "+", () => this.zoom(0.5)),
-      button("zoom out", "−", () => this.zoom(2)), button("show all", "⤢", () => this.reset()));
+      button("zoom out", "−", () => this.zoom(2)), button("show the whole run", "⤢", () => this.reset()));
   }
 }
 
-// Handles pointer and key events on a canvas of a view with a viewport, hovered and chosen items,
-// choose(), showTip(), scheduleFrame() and on(). hit(x, y) returns the item there, onMove(x, y) is
-// called when the pointer moves, scale() returns the picture's position, onKey(e) handles a key.
+// Handles pointer and key events on a view's canvas. hit(x, y) returns the item at a position,
+// onMove(x, y) is called when the pointer moves, onKey(e) returns the action of a key, and scale()
+// returns the left and right edges of the plot, or undefined if nothing is drawn yet.
 export function listen(view, canvas, { hit, onMove, scale, onKey }) {
   const { viewport } = view;
   const on = (type, act, options) => view.on(canvas, type, act, options);

@@ -3,11 +3,11 @@
 import { clamp } from "./numbers.js";
 
 export const MIN_WIDTH = 2.5; // minimum width of a bar [px]
-const GAP = 1; // pixels between a bar and the next
-const FEW_LANES_HEIGHT = 350; // height of a few lanes, so that they fit on a projector [px]
+const GAP = 1; // space between a bar and the next [px]
+const FEW_LANES_HEIGHT = 350; // maximum height of a few lanes, which must fit on a projector [px]
 const HEAD = 10; // length of an arrow's head [px]
 const HOST_ROW = 20; // height of a host's name above its lanes [px]
-const NAME_DISTANCE = 17; // minimum distance of lanes with names [px]
+const NAME_DISTANCE = 17; // minimum distance between lanes with names [px]
 export const MAX_HEIGHT = 860; // maximum visible height [px], as in timeline.css
 
 export class Layout {
@@ -41,7 +41,7 @@ export class Layout {
     this.height = this.bottom + sizes.axis;
   }
 
-  // Position of the axis: under the lanes, or at the bottom of their visible part.
+  // y of the axis: under the lanes, or at the bottom of their visible part.
   get axis() {
     return Math.min(this.bottom, (this.foot ?? Infinity) - this.sizes.axis);
   }
@@ -102,7 +102,7 @@ export class Layout {
     return [top + height + gap, this.#marks(lane) * this.scale - gap];
   }
 
-  // [x1, y1, x2, y2, whole]: from the sender's bar to the receiver's.
+  // [x1, y1, x2, y2, whole] of an arrow between bars; whole: the message was sent and received.
   path(a) {
     const { store } = this;
     const [send, recv] = [store.send[a], store.recv[a]];
@@ -132,7 +132,8 @@ export class Layout {
     return bottom ? y + height : y;
   }
 
-  // End of an arrow: at its bar, inside if another row hides the edge, or above all rows if narrow.
+  // y of an arrow's end: the edge of its bar. If another row hides this edge, the arrow ends inside the
+  // bar or, if the bar is too narrow, at the edge of the lane's rows.
   #tip(i, lane, down) {
     const y = this.#edge(i, lane, !down);
     if (i < 0) return y;
@@ -192,7 +193,7 @@ export class Layout {
   }
 }
 
-// The scale at which lanes have a total height, given a minimum height per lane.
+// The scale at which the lanes have this total height, with a minimum height per lane.
 function laneScale(pitches, height, minimum) {
   let [remaining, available] = [pitches.reduce((sum, pitch) => sum + pitch, 0), height];
   for (const pitch of [...pitches].sort((a, b) => a - b)) {

@@ -42,7 +42,7 @@ export class Lenses {
     press(this.buttons, () => false);
   }
 
-  // Handles a key, if a lens uses it.
+  // The action of a key, if a lens uses it.
   key(key) {
     const lens = LENSES.find(([, shortcut]) => shortcut === key);
     return lens && (() => this.toggle(lens[0]));

@@ -10,7 +10,7 @@ const NAMES = {
 const ease = (f) => f * f * (3 - 2 * f);
 const at = (x, y) => `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
 
-// The page's color for a color name; other values unchanged.
+// The page's color for a color name, or any other value unchanged.
 function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;

@@ -11,7 +11,7 @@ export function cursor({ context: c, layout: at, style, pointer, store }) {
   const left = clamp(x - width / 2, 0, at.width - width);
   c.fillStyle = style.hairline;
   c.fillRect(Math.round(x), 0, 1, at.axis);
-  c.fillStyle = style.bg; // hides half-covered numbers
+  c.fillStyle = style.bg; // hides numbers of the axis that the label covers in part
   c.fillRect(left - 24, at.axis + 4, width + 48, 21);
   Object.assign(c, { fillStyle: style.fg, textAlign: "left", textBaseline: "middle" });
   c.beginPath();
@@ -41,7 +41,7 @@ export function dimLater({ context: c, layout: at, style, dimmedAfter: time }) {
 }
 
 export function emptyMessage({ context: c, layout: at, style, store, stepped }) {
-  const waiting = stepped ? "No messages yet." : "Waiting for the first message …";
+  const waiting = stepped ? "No operations yet." : "Waiting for the first operation …";
   const text = store.frame.live ? waiting : "Nothing was recorded.";
   Object.assign(c, { font: `14px ${style.font}`, fillStyle: style.muted, textAlign: "center" });
   c.fillText(text, (at.left + at.right) / 2, at.bottom / 2);

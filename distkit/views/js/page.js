@@ -26,7 +26,7 @@ function select(tabs, chosen) {
   }
 }
 
-// views: classes by name.
+// Opens the page; views: the view classes by name.
 export function open(views) {
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
 

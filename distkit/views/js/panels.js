@@ -16,7 +16,7 @@ export function nextKeyframe(keyframes, keyframe, by) {
   return keyframes[clamp(i, 0, keyframes.length - 1)] ?? keyframe;
 }
 
-// Marks the latest keyframe of a list; returns its element, and whether it changed.
+// Marks the list element of the latest keyframe; returns the element, and whether it has changed.
 function mark(view, keyframe) {
   const now = bisect.right(view.keyframes, keyframe) - 1;
   const moved = now !== view.marked;
@@ -29,7 +29,6 @@ function mark(view, keyframe) {
   return [children[now], moved];
 }
 
-// Shows the keyframe of the clicked element.
 const onKeyframe = (go) => ({ target }) => {
   const { keyframe } = target.closest("[data-keyframe]")?.dataset ?? {};
   if (keyframe !== undefined) go(Number(keyframe));
@@ -63,12 +62,12 @@ export class Panels {
   }
 }
 
-// A list of keyframes, which the reader can filter by group.
+// A list of keyframes, which the user can filter by group.
 export class List {
   constructor(go) {
     this.name = h("h4");
     this.select = h("select",
-      { class: "dkv-select", "aria-label": "which", onchange: () => this.#fill() });
+      { class: "dkv-select", "aria-label": "filter", onchange: () => this.#fill() });
     this.list = h("ol", { class: "dk-keyframes", onclick: onKeyframe(go) });
     this.root = h("div", { class: "dkm-list" },
       h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
@@ -113,7 +112,7 @@ export class List {
       h("span", { class: "dk-what" }, ranks.map(badge), others ? `and ${others} more` : ""));
   }
 
-  // redraw: the page may have been resized.
+  // redraw: scroll to the keyframe even if it has not changed, because the page may have been resized.
   mark(keyframe, redraw = false) {
     this.keyframe = keyframe;
     const [row, moved] = mark(this, keyframe);

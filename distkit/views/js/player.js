@@ -39,7 +39,7 @@ export class Player {
     Object.assign(this, { script, after: this.pace(script) });
     if (follow) this.chosen = null;
     const first = clamp(opening, script.start, script.end);
-    if (this.time === undefined && !follow) this.fresh = first; // the reader has not moved it yet
+    if (this.time === undefined && !follow) this.fresh = first; // the user has not changed it yet
     this.time = follow ? script.end : clamp(this.time ?? first, script.start, script.end);
   }
 
@@ -56,7 +56,7 @@ export class Player {
     if (this.playing) return this.pause();
     const { script } = this;
     if (!script.keyframes.length) return;
-    // playing starts at the beginning, unless the reader has chosen a moment
+    // playing starts at the beginning, unless the user has chosen a moment
     if (this.time >= script.last || this.fresh === this.time) this.seek(this.script.start);
     this.fresh = null;
     this.playing = true;
@@ -107,7 +107,7 @@ export class Player {
     this.go(this.script.neighbor(this.target ?? this.keyframe, by));
   }
 
-  // Moves to a keyframe's end; the motion forward is animated.
+  // Moves to a keyframe's end; forward motion is animated.
   go(i) {
     const from = this.time;
     this.pause();

@@ -1,4 +1,4 @@
-// Draws the picture on a canvas. Needs a 2D context, a layout and a style; does not use the DOM.
+// Draws the picture on a canvas, without using the DOM.
 
 import { clamp, humanBytes, roundStep, timeUnit } from "./numbers.js";
 import { isOpen, isPaused } from "./store.js";
@@ -8,9 +8,8 @@ import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
 
 export class Renderer {
-  // style: fg, muted, bg, lane, grid, font, ranks (colors), warning, dark
-  // lens: highlighted {bars, arrows} or null, waits: [from, seconds] by bar, or null
-  // style.lanes: color index by rank, if it differs from the rank's position
+  // style: the result of styleOf(); style.lanes: color index by rank, if it is not the lane's index;
+  // highlighted: {bars, arrows}, or null; waits: [start, seconds] by bar, or null.
   constructor(context, layout, style, focus, { highlighted = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, style, focus, waits, store: layout.store });
     this.bright = highlighted ?? this.store.related(focus);
@@ -81,7 +80,7 @@ export class Renderer {
     });
   }
 
-  // The end of a lane's run, in its color; the word only if the heading leaves space.
+  // The end of a lane's run, in the run's color, with the word "end" if the heading leaves space.
   #run({ run, end }, top, height, head) {
     const [{ c, at, style }, x] = [this, this.at.x(end)];
     if (x <= at.left || x >= at.right) return;
@@ -90,7 +89,7 @@ export class Renderer {
     c.fillRect(x, top, 2, height);
   }
 
-  // The name of a host, or of a run with its color, and a rule above its lanes.
+  // The name of a host, or of a run with its color, and a line above its lanes.
   #host({ host, run }, y) {
     const { c, at, style } = this;
     this.text(host, 2, y, style.muted, `600 12px ${style.font}`);
@@ -213,7 +212,7 @@ export class Renderer {
     c.globalAlpha = 1;
   }
 
-  // The part of a bar in which it waits, hatched.
+  // Hatches the part of a bar in which its rank waits.
   #wait(bar, x, y, width, height) {
     const { c, at, style } = this;
     const [since, waited] = this.waits.get(bar.i);
@@ -259,8 +258,8 @@ export class Renderer {
     return [`${verb}${["recv", "store"].includes(bar.kind) ? called : op}`, `${verb}${op}`, op];
   }
 
-  // The labels that fit into the visible parts of their boxes. A collective is named once: on the
-  // first rank with space for its longest text. Text after a mark names marks that are all thin.
+  // The labels that fit into the visible parts of their bars. A collective is named once: on the
+  // first rank with space for its longest text. A label that fits into none of its marks follows them.
   #fitting() {
     const [{ c, at, style: { font, fg, bg } }, named, inside] = [this, new Map(), new Set()];
     const wide = (t, size) => Object.assign(c, { font: `500 ${size}px ${font}` }).measureText(t).width;
@@ -286,7 +285,7 @@ export class Renderer {
     this.text(text, from, y + height / 2, color, c.font);
   }
 
-  // A bar of a few pixels: color only.
+  // Draws a bar of a few pixels, in color only.
   #thin(i) {
     const { c, at, style, store } = this;
     const [x, y, width, height] = at.box(i);

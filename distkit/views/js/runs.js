@@ -8,7 +8,7 @@ export class Runs extends Store {
     this.numbers = null;
   }
 
-  // An open bar ends with its run.
+  // An open bar ends at its rank's death, or else with its run.
   endOf(i) {
     const { died, end } = this.frame.lanes[this.lane(i)] ?? {};
     return Number.isNaN(this.end[i]) ? died ?? end : this.end[i];
@@ -34,7 +34,7 @@ export class Runs extends Store {
     return this.tracks[this.track[i]].rank % this.frame.runs.length;
   }
 
-  // The number of an operation of its rank, counted from 1; computation is counted separately.
+  // The position of an operation among those of its rank, from 1; computation is counted separately.
   place(i) {
     const { rank, mark } = this.tracks[this.track[i]];
     const own = this.tracks.filter((track) => track.rank === rank && track.mark === mark);

@@ -12,13 +12,13 @@ import { Bar, Player, Script } from "./player.js";
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [MIN_TICK, MAX_TICK] = [70, 420]; // minimum and maximum time between two ticks [ms]
 const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
-const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // of one round, and of all rounds [ms]
+const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // of a round, and at most in total [ms]
 const MAX_SCALE = 1.4; // maximum scale of a scene
-const BESIDE_PANELS = 430; // height next to panels [px]
+const BESIDE_PANELS = 430; // height of a scene next to panels [px]
 const KEYS = " The space bar plays and pauses, the right and left arrow keys step forward and back, " +
-  "Page Down and Page Up step through the list or panels, and Home and End go to the ends.";
+  "Page Down and Page Up step through the list or panels, and Home and End go to the start and the end.";
 
-// Time passes at a pace at which every message is visible; rounds have equal durations.
+// Returns a function that advances a time: rounds evenly, seconds so that every message is visible.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND_DURATION, end / MAX_DURATION);
@@ -71,7 +71,7 @@ export class Scene extends Follower {
     this.list = new List((keyframe) => this.player.go(keyframe));
     this.panels = new Panels((keyframe) => this.player.go(keyframe));
     this.legend = h("div", { class: "dkm-legend" });
-    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "play" },
+    this.controls = h("div", { class: "dk-controls", role: "toolbar", "aria-label": "playback" },
       this.bar.buttons, this.fact, this.bar.clock);
     this.description = h("p", { class: "dk-description" });
     this.empty = h("p", { class: "dkv-empty" });
@@ -109,7 +109,7 @@ export class Scene extends Follower {
     if (side) this.side.load(side, styles);
     this.list.load(list, this.script);
     const high = picture.panels.length ? BESIDE_PANELS : picture.max_height;
-    const wide = `var(--dk-high, ${high}px) * ${width / height}`; // lower in a tab
+    const wide = `var(--dk-high, ${high}px) * ${width / height}`; // a page may set a lower height
     this.field.style.maxWidth = `min(${wide}, ${width * MAX_SCALE}px)`;
     this.field.style.setProperty("--dk-left", left);
     this.field.style.setProperty("--dk-right", right);
@@ -123,7 +123,7 @@ export class Scene extends Follower {
     this.legend.replaceChildren(...picture.legend.map(sign));
   }
 
-  // Shows everything, without motion.
+  // Draws everything, without motion.
   frame() {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
     this.style = styleOf(this.root, this.scratch, this.theme);
@@ -146,7 +146,7 @@ export class Scene extends Follower {
     this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }
 
-  // Shows a moment.
+  // Draws the moment at the player's time.
   drawMoment() {
     const { script, player, picture } = this;
     const { time, keyframe } = player;

@@ -5,7 +5,7 @@ import { h, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { tokenize } from "./python.js";
 
-const GLIDE = 220; // milliseconds
+const GLIDE = 220; // duration of a pin's motion [ms]
 const MAX_COLORED = 3000; // longer files have no highlighting [lines]
 const LINE_HEIGHT = 22; // pixels
 const CONTEXT_LINES = 2; // lines shown before and after the pins in a called function
@@ -60,7 +60,7 @@ export class Source {
     this.nothing.hidden = this.files.size > 0;
   }
 
-  // marks: [{rank, where, inner, call, status, words}] of the moment; hot: the lines of a finding.
+  // marks: [{rank, where, inner, call, status, words}] of the moment; hot: the lines of findings.
   show(marks, hot) {
     for (const file of this.files.values()) file.at = [];
     const put = (where, mark) => {
@@ -74,7 +74,7 @@ export class Source {
     for (const file of files) this.#dot(file);
     const open = this.files.get(this.shown);
     const keepsFile = open && count(open) === count(best);
-    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for readers who open that file
+    for (const mark of marks) put(mark.inner, { ...mark, inner: "" }); // for users who open that file
     this.hot = hot;
     if (keepsFile) this.#place(open, true);
     else if (best) this.#open(best.label);
@@ -115,7 +115,7 @@ export class Source {
       delete row.lastChild.dataset.at;
     }
     this.#fold(file);
-    const waiting = file.at.filter(({ status }) => status !== "paused"); // visible even with many pins
+    const waiting = file.at.filter(({ status }) => status !== "paused"); // first, so always visible
     const here = new Map();
     for (const mark of [...waiting, ...file.at.filter((mark) => !waiting.includes(mark))]) {
       const row = this.#where(file, mark);
@@ -140,18 +140,18 @@ export class Source {
     for (const [rank, at] of this.pins) glide(at, before.get(rank), this.pinPositions.get(rank));
   }
 
-  // The row of a rank's pin: in the called file if that is unfolded.
+  // The row of a rank's pin: in the called function if that is unfolded.
   #where(file, { line, inner }) {
     const [label, within] = parseLine(inner);
-    const page = this.unfolded && label !== file.label && this.files.get(label);
-    return page ? this.#row(page, within) : this.#row(file, line);
+    const called = this.unfolded && label !== file.label && this.files.get(label);
+    return called ? this.#row(called, within) : this.#row(file, line);
   }
 
-  // A line of a finding, and the line that called it.
+  // Marks a line of a finding, and the lines that called it.
   #heat(file, where) {
     const [label, line] = parseLine(where);
-    const page = this.files.get(label);
-    const hot = page && (page === file || this.unfolded) ? [this.#row(page, line)] : [];
+    const target = this.files.get(label);
+    const hot = target && (target === file || this.unfolded) ? [this.#row(target, line)] : [];
     const callers = file.at.filter((mark) => mark.inner === where);
     for (const row of [...hot, ...callers.map((mark) => this.#row(file, mark.line))])
       row.classList.add("dk-hot");
@@ -168,11 +168,11 @@ export class Source {
       called.set(key, { line, label, lines: [...called.get(key)?.lines ?? [], within] });
     }
     for (const { line, label, lines } of called.values()) {
-      const page = this.files.get(label);
+      const target = this.files.get(label);
       const from = Math.max(0, Math.min(...lines) - 1 - CONTEXT_LINES);
-      const context = this.#rows(page).slice(from, Math.max(...lines) + 1);
+      const context = this.#rows(target).slice(from, Math.max(...lines) + 1);
       const head = h("button", { type: "button", "aria-expanded": String(this.unfolded) },
-        `in ${enclosingFunction(page.text, Math.min(...lines))}`, h("small", {}, label));
+        `in ${enclosingFunction(target.text, Math.min(...lines))}`, h("small", {}, label));
       head.addEventListener("click", () => {
         this.unfolded = !this.unfolded;
         this.#place(file, false);
@@ -196,7 +196,7 @@ export class Source {
     this.window.scrollTo({ top: Math.max(0, top), behavior });
   }
 
-  // The rows with pins, or else the first row that is hot or communicates.
+  // The rows with pins, or else the first line of a finding, or else the first communication call.
   #focusRows(file) {
     const rows = (mark) => [this.#row(file, mark.line), this.#where(file, mark)];
     if (file.at.length) return file.at.flatMap(rows);

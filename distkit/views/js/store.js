@@ -32,7 +32,7 @@ export class Store {
     this.waits = frame.live ? null : waitOf(parts); // known once the run has ended
   }
 
-  // Registers failures and open operations, which are always drawn individually.
+  // Registers open operations, failures, and buffers used too early, which are drawn individually.
   #register(i) {
     const { kind, state, op } = this.categories[this.category[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
@@ -64,7 +64,7 @@ export class Store {
     return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
   }
 
-  // A reply is drawn like its request; a missing end is the peer of the other end.
+  // A reply has the operation and label of its request; a missing rank is the other end's peer.
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));
     const isRequest = send?.kind === "request";
@@ -76,7 +76,7 @@ export class Store {
       tag: about.tag, sent: time(this.sent[a]), received: time(this.received[a]) };
   }
 
-  // The size of every message if all are equal, else undefined.
+  // The size of the messages if all have the same size, else undefined.
   get messageSize() {
     const sizes = this.categories.filter(({ kind }) => kind === "send").map(({ nbytes }) => nbytes);
     return sizes.every((size) => size === sizes[0]) ? sizes[0] : undefined;
@@ -86,7 +86,7 @@ export class Store {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }
 
-  // Name of a rank's host, if there are several.
+  // The name of a rank's host, if there are several hosts.
   host(rank) {
     return this.frame.lanes[this.laneOf.get(rank)]?.host;
   }
@@ -152,7 +152,7 @@ export class Store {
 export const isOpen = (bar) => bar.end === null && bar.kind !== "mark";
 export const isPaused = (bar) => bar.state === "scheduled" && isOpen(bar);
 
-// By bar: start of its wait relative to the bar, and duration [s].
+// The waits by bar: [start relative to the bar's start, duration] in seconds.
 function waitOf({ waits, since, waited }) {
   return new Map(Array.from(waits, (i, n) => [i, [since[n], waited[n]]]));
 }

@@ -21,7 +21,7 @@ export class Strips {
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
-  // Returns {bars: wide ones, as objects; thin: narrow ones, as indices}; the others become sums.
+  // Returns wide bars as objects, and thin ones as indices; the bars of full rows become sums.
   sort() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
@@ -44,7 +44,7 @@ export class Strips {
     return { bars, thin };
   }
 
-  // The fraction of each step that a row's bars cover: highlighted bars, their waits, and other bars.
+  // The fractions of each step that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
     const { store, at, renderer: { bright } } = this;
     const [first, last] = at.visibleRange(track);

@@ -1,5 +1,5 @@
 // The timeline in the browser: combines the parts and handles user input.
-// An anywidget module. Stand-alone pages pass a model with the same get and on.
+// Stand-alone pages pass a model that has only the methods get, on and off.
 
 import { alternative, heading, legend, notices, totals } from "./frame.js";
 import { fit } from "./canvas.js";
@@ -15,17 +15,17 @@ import { Renderer } from "./renderer.js";
 import { Store } from "./store.js";
 import { placeTip, card, sentence } from "./tooltip.js";
 
-const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows all, " +
+const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows the whole run, " +
   "the up and down arrow keys step through operations, Escape clears the selection, " +
   "slash finds operations, and w shows waiting time.";
 
 // Minimum times between updates during a run, because the ranks need the CPU [ms].
-const GROWTH = 250; // of open bars
+const GROWTH = 250; // of growing open bars
 const TEXT_PERIOD = 500; // of the text around the picture
 const MANY_BARS = 150; // average number per row above which rows are higher and show sums
 const SUMS_HEIGHT = 36; // pixels
-const SUMS = "fraction of time in operations, waiting hatched; zoom in to see single operations";
-const MANY_ARROWS = "a thin arrow stands for several messages; zoom in to see each one";
+const SUMS = "fraction of time in operations (pale: waiting); zoom in to see each operation";
+const MANY_ARROWS = "a thin arrow may stand for several messages; zoom in to see each message";
 const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // [px]; leaves space for questions
 const MAX_SILENCE = 600_000; // maximum time without events [ms]
 
@@ -85,7 +85,7 @@ export class Timeline extends Follower {
     return this.style;
   }
 
-  #relook() {
+  #updateStyle() {
     const before = this.style?.warning;
     this.style = styleOf(this.root, this.context, this.theme);
     if (this.style.warning === before) return;
@@ -94,7 +94,7 @@ export class Timeline extends Follower {
     this.renderText();
   }
 
-  // Dims times after this one; null: none.
+  // Dims everything after this time; null dims nothing.
   dimAfter(time) {
     this.dimmedAfter = time;
     this.scheduleFrame();
@@ -144,7 +144,7 @@ export class Timeline extends Follower {
   #draw() {
     const width = this.stage.clientWidth;
     if (!width) return; // not on the page yet, or hidden
-    this.#relook();
+    this.#updateStyle();
     const { context, canvas } = this;
     const view = this.viewport.shown;
     const end = this.#isRunning() ? this.#now() : Math.max(view[1], this.#all()[1]);
@@ -167,7 +167,7 @@ export class Timeline extends Follower {
     this.root.dataset.taken = this.updates;
   }
 
-  // -- the reader ------------------------------------------------------------------------
+  // -- user input ------------------------------------------------------------------------
 
   #listen() {
     this.gestures = listen(this, this.canvas, {

@@ -41,10 +41,10 @@ function title(item, store) {
     if (item.received !== null && item.sent !== null) return [what, "delivered", false];
     const { live } = store.frame;
     if (item.sent === null) return [what, live ? "not sent yet" : "never sent", !live];
-    return [what, live ? "on its way" : "not received", !live];
+    return [what, live ? "in transit" : "not received", !live];
   }
   const name = item.kind === "mark" ? item.label || "computation" : item.op;
-  if (isPaused(item)) return [name, "paused before it", false];
+  if (isPaused(item)) return [name, "paused before this call", false];
   if (item.op === "touch") return [name, "too early", true];
   if (!isOpen(item))
     return [name, item.end === null ? "open" : item.state, item.state === "failed"];
@@ -68,12 +68,12 @@ function ofBar(bar, store) {
     ["size", bar.kind === "mark" || !bar.nbytes ? null : humanBytes(bar.nbytes)],
     ["took", bar.end === null ? null : humanSeconds(bar.end - bar.start)],
     totalDuration(bar, others, store),
-    ["began at", humanSeconds(since)],
+    ["started at", humanSeconds(since)],
     ...details(bar, store),
   ];
 }
 
-// The total duration of a collective on all ranks, or of a message, as in the table.
+// The time from the first start to the last end of a collective, or the duration of a message.
 function totalDuration(bar, others, store) {
   if (others.length) {
     const ends = [bar, ...others].map(({ end }) => end);
@@ -144,7 +144,7 @@ function valuesAt(when, summary, most) {
     h("div", { class: "dk-numbers" }, inNumbers(summary)), alarm(summary))];
 }
 
-// Values as colors; "most" has the full color.
+// Values as colors; "most" is the magnitude in full color.
 export function strip(summary, most) {
   const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
   return h("div", { class: "dk-strip", "aria-hidden": "true" }, cells);
@@ -158,7 +158,7 @@ function inNumbers(s) {
 
 const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
-// Zero has the paper color; the other colors are the same as in scenes.
+// Zero has the color of the page; positive and negative values have the same colors as in scenes.
 function heat(v, most) {
   const part = Math.min(100, (100 * Math.abs(v)) / most).toFixed(1);
   return Number.isFinite(v) ? `background:color-mix(in srgb, var(--dk-${v < 0 ? "negative" : "positive"}) ${part}%, transparent)` : "";
