@@ -18,7 +18,7 @@ from distkit.cluster.runs.conductor import MAX_DIAGNOSED_EVENTS
 from distkit.cluster.runs.run import Run
 from distkit.diagnosis import rules
 from distkit.errors import RunInterrupted
-from distkit.views.compare import figures as measures
+from distkit.views.compare import compute_metrics
 from distkit.views.scene import figures
 from distkit.views.scene.theme import RANKS_LIGHT
 from distkit.views.timeline.columns import Columns
@@ -90,7 +90,7 @@ class Record:
 def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) -> Record:
     """Return the record of a finished run; ``steps`` is the number of completed steps, if known."""
     columns = Columns(run.trace)
-    summary, measurements = columns.frame, measures(columns)
+    summary, measurements = columns.frame, compute_metrics(columns)
     measured = {
         SECONDS: run.seconds,
         **({"completed steps": steps, "seconds per step": run.seconds / steps} if steps else {}),

@@ -1,7 +1,6 @@
-"""Compares several traces on one time axis, with the figures of each trace and their ratios.
+"""Compares several traces on one time axis, with the metrics of each trace and their ratios.
 
-A :class:`Side` is one trace of a comparison. The figures are drawn next to or below the
-timeline.
+A :class:`Side` is one trace of a comparison. The metrics are drawn next to or below the timeline.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from distkit.views.timeline.static import MAX_BARS, MAX_LANES, WIDTH, render
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import Live, View, trace_of
 
-#: Figures that are unknown if all messages of a run are inside its backend.
-MESSAGE_FIGURES = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
+#: Metrics that are unknown if all messages of a run are inside its backend.
+MESSAGE_METRICS = ("messages", "message_bytes", "between_bytes", "most_sent", "rounds")
 
-#: Key, name, unit and description of each figure. Units: s, B, n (a count), % (a fraction).
+#: Key, name, unit and description of each metric. Units: s, B, n (a count), % (a fraction).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
     ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
     ("message_bytes", "bytes in messages", "B", "total of all messages"),
-    ("between_bytes", "bytes between hosts", "B", "of messages from one host to another"),
+    ("between_bytes", "bytes between hosts", "B", "total of all messages from one host to another"),
     (
         "collectives",
         "collectives",
@@ -49,7 +48,7 @@ ROWS = [
         "collective_bytes",
         "bytes in collectives",
         "B",
-        "the bytes of each collective's largest call, once",
+        "total of all collectives, each with the bytes of its largest call",
     ),
     (
         "most_sent",
@@ -84,7 +83,7 @@ ROWS = [
 
 
 class Side:
-    """One trace of a comparison, with its figures.
+    """One trace of a comparison, with its metrics.
 
     Args:
         name: name of the trace.
@@ -93,20 +92,20 @@ class Side:
 
     def __init__(self, name: str, trace: EventLog) -> None:
         self.name, self.trace, columns = clean(name), trace, Columns(trace)
-        self.frame, self.figures = columns.frame, figures(columns)
+        self.frame, self.metrics = columns.frame, compute_metrics(columns)
 
     @property
     def heading(self) -> str:
         """The name, ranks, backend and duration."""
         parts = [self.name, *self.frame["facts"], *["simulated"] * self.trace.info.simulated]
-        if seconds := self.figures["seconds"]:
+        if seconds := self.metrics["seconds"]:
             parts.append(human_seconds(seconds))
         return " · ".join(dict.fromkeys(parts))
 
     @property
     def has_hidden_messages(self) -> bool:
         """Whether all messages are inside the backend and therefore not recorded."""
-        return not self.figures["messages"] and bool(self.figures["collectives"])
+        return not self.metrics["messages"] and bool(self.metrics["collectives"])
 
 
 def summary(sides: Sequence[Side]) -> Json:
@@ -123,7 +122,7 @@ def summary(sides: Sequence[Side]) -> Json:
 def _rows(sides: Sequence[Side]) -> Iterator[Json]:
     for key, label, unit, hint in ROWS:
         values = [
-            None if key in MESSAGE_FIGURES and side.has_hidden_messages else side.figures[key]
+            None if key in MESSAGE_METRICS and side.has_hidden_messages else side.metrics[key]
             for side in sides
         ]
         repeated = key == "busy" and len({*values}) == 1  # such as 100% in simulated runs
@@ -136,7 +135,7 @@ def _rows(sides: Sequence[Side]) -> Iterator[Json]:
 def _notes(sides: Sequence[Side]) -> Iterator[str]:
     """Yield the notices that are not warnings."""
     hidden = [side.name for side in sides if side.has_hidden_messages]
-    if hidden and any(side.figures["messages"] for side in sides):
+    if hidden and any(side.metrics["messages"] for side in sides):
         yield f"{joined(hidden)}: messages inside the backend's collectives are not recorded."
 
 
@@ -152,20 +151,20 @@ def _warnings(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def to_table(picture: Json) -> str:
-    """Return a table for terminals, with a line per figure and a column per trace."""
+    """Return a table for terminals, with a line per metric and a column per trace."""
     base, *others = picture["runs"]
     lines = [["", base, *(cell for name in others for cell in (name, ""))]]
     for row in picture["rows"]:
         first, *rest = row["values"]
-        cells = [row["label"], figure(first, row["unit"])]
+        cells = [row["label"], format_metric(first, row["unit"])]
         for value in rest:
-            cells += [figure(value, row["unit"]), ratio(value, first)]
+            cells += [format_metric(value, row["unit"]), ratio(value, first)]
         lines.append(cells)
     return "\n  ".join([f"Compare: {picture['title']}", *aligned(lines), *notice_lines(picture)])
 
 
-def figures(columns: Columns) -> Json:
-    """Return the figures of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
+def compute_metrics(columns: Columns) -> Json:
+    """Return the metrics of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
     With a parameter server, ``busy`` and ``waiting`` are means over the workers, because a
     server that waits for requests does not slow down the run, and ``rounds`` is None.
@@ -208,11 +207,11 @@ def ratio(value: float | None, base: float | None) -> str:
     return f"{times:,.0f}×" if abs(times) >= 100 else f"{times:.2g}×"
 
 
-def figure(value: float | None, unit: str) -> str:
+def format_metric(value: float | None, unit: str) -> str:
     """Format a value with its unit.
 
-    >>> figure(0.25, "s"), figure(4096, "B"), figure(0.251, "%"), figure(None, "n")
-    ('250 ms', '4 KiB', '25%', '–')
+    >>> format_metric(0.25, "s"), format_metric(4096, "B"), format_metric(0.251, "%")
+    ('250 ms', '4 KiB', '25%')
     """
     return "–" if value is None else _UNITS[unit](value)
 
@@ -231,10 +230,11 @@ _UNITS: dict[str, Callable[[float], str]] = {
 def rounds(columns: Columns) -> int:
     """Return the number of consecutive exchanges.
 
-    In a round, a rank sends and receives at most one message, and sends only data from earlier
-    rounds. A collective is one round. A ring all-reduce of n ranks has 2(n-1) rounds.
+    In a round, a rank sends at most one message, which contains only data from earlier rounds, and
+    receives at most one message. A collective is one round. A ring all-reduce of n ranks has 2(n-1)
+    rounds.
     """
-    known: dict[int, int] = defaultdict(int)  # the last round with a result known to each rank
+    known: dict[int, int] = defaultdict(int)  # the latest round of which each rank has the result
     sent: dict[int, int] = defaultdict(int)
     received: dict[int, int] = defaultdict(int)
     depth: dict[int, int] = defaultdict(int)
@@ -249,9 +249,9 @@ def rounds(columns: Columns) -> int:
 
 
 def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
-    """Return starts (1) and ends (0) in time order, each with its rank and item.
+    """Return the starts (1) and ends (0) of operations in time order, with their ranks and items.
 
-    Messages have the items 0, 1, …, collectives -1, -2, …
+    Messages are the items 0, 1, …, and collectives are the items -1, -2, …
     """
     ops, pairs = columns.ops, columns.pairs
     sent = np.flatnonzero((pairs.send >= 0) & ~np.isnan(pairs.sent))
@@ -329,13 +329,13 @@ class Compare(View):
         data, runs = self._summary, len(self._sides)
         run_lanes = max_lanes // runs
         drawn = [lane for lane in self._lanes if lane["color"] < run_lanes]
-        notes = [f"the first {run_lanes} ranks of each run are drawn here"]
+        notes = [f"only the first {run_lanes} ranks of each run are shown"]
         return {
             **{key: data[key] for key in ("title", "notices", "runs")},
             "notes": [*data["notes"], *notes * (len(drawn) < len(self._lanes))],
             "facts": [],  # shown in each run's heading
             "lanes": drawn,
-            "end": max(side.figures["seconds"] for side in self._sides),
+            "end": max(side.metrics["seconds"] for side in self._sides),
             "figures": table(
                 data, TABLE_WIDTH if runs > MAX_SIDE_RUNS else NAME_WIDTH + COLUMN_WIDTH * runs
             ).plain(),
@@ -351,7 +351,7 @@ class Compare(View):
         return svg.fitting(self._document(picture, *size) for size in SIZES)
 
     def _document(self, picture: Json, limit: int, max_lanes: int) -> str:
-        """Return an SVG document with the timeline of all runs and the figures below it.
+        """Return an SVG document with the timeline of all runs and the metrics below it.
 
         Args:
             picture: the timeline's picture.
@@ -361,10 +361,10 @@ class Compare(View):
         name = self._summary["title"]
         frame = {**self._frame(max_lanes), "title": cut(name, 600, 16), "bare": True}
         timeline, y = render(picture | frame, limit)
-        figures = table(self._summary, TABLE_WIDTH).plain()
-        marks = body(figures, 0.0, tooltips=False)
+        scene = table(self._summary, TABLE_WIDTH).plain()
+        marks = body(scene, 0.0, tooltips=False)
         table_svg = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
-        return svg.document(WIDTH, y + figures["height"] + 20, name, timeline + table_svg)
+        return svg.document(WIDTH, y + scene["height"] + 20, name, timeline + table_svg)
 
     def __repr__(self) -> str:
         return to_table(self._summary)
@@ -417,7 +417,7 @@ def merged(sides: Sequence[Side]) -> Columns:
         _relabeled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
     ]
     stopped = any(side.trace.info.interrupted for side in sides)
-    end = max(side.figures["seconds"] for side in sides)
+    end = max(side.metrics["seconds"] for side in sides)
     return Columns(EventLog(events, RunInfo(interrupted=stopped, until=end)))
 
 
@@ -434,7 +434,7 @@ def _relabeled(e: Event, side: Side, n: int, sides: int) -> Event:
 
 
 def lanes(sides: Sequence[Side]) -> list[Json]:
-    """Return the lanes of all runs, run by run, with the run's heading as host."""
+    """Return the lanes of all runs, run by run, with each run's heading as its lanes' host."""
     result = []
     for n, side in enumerate(sides):
         for lane in side.frame["lanes"]:
@@ -445,21 +445,22 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
                 "color": lane["rank"],
                 "host": side.heading,
                 "detail": " · ".join(detail for detail in details if detail not in side.heading),
-                "end": side.figures["seconds"],
+                "end": side.metrics["seconds"],
             }
             died = {"died": lane["died"] - side.trace.start} if "died" in lane else {}
             result.append(lane | fields | died)
     return result
 
 
-#: Maximum number of runs with figures next to the lanes; widths of a column and in total [px].
+#: Maximum number of runs with metrics next to the lanes; width of a run's column there, and width
+#: of the table below the lanes [px].
 MAX_SIDE_RUNS, COLUMN_WIDTH, TABLE_WIDTH = 3, 112, 912
 #: Width of the name column, heights of a row and of the column headings [px].
 NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 156, 29, 26
 
 
 def table(data: Json, width: float) -> Scene:
-    """Return a scene with a row per figure, compared with the first run.
+    """Return a scene with a row per metric and a column per run, compared with the first run.
 
     Args:
         data: the result of :func:`summary`.
@@ -484,7 +485,9 @@ def table(data: Json, width: float) -> Scene:
         maximum = 1.0 if unit == "%" else max(sizes) or 1.0
         scene.add(0, y, text(row["label"], "tick", y=14), title(row["hint"]))
         for n, size in enumerate(sizes):
-            label = text(figure(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11)
+            label = text(
+                format_metric(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11
+            )
             bar = rect(size / maximum * bar_width, 4, "trace", y=19, lane=n)
             scene.add(NAME_WIDTH + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
         for n, value in enumerate(values[1:], 1):

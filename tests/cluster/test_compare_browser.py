@@ -41,7 +41,7 @@ def open_comparison(tab: Any, tmp_path: Path, *runs: Any) -> Sheet:
     return Sheet(tab, dk.Compare(*runs), tmp_path / "compare.html")
 
 
-def test_comparison_draws_both_runs_and_tabulates_their_figures(
+def test_comparison_draws_both_runs_and_tabulates_their_metrics(
     tab: Any, tmp_path: Path, runs: dict[str, Trace]
 ) -> None:
     sheet = open_comparison(tab, tmp_path, runs)

@@ -1,4 +1,4 @@
-"""Comparison of traces: figures, projection, static picture, table."""
+"""Comparison of traces: metrics, projection, static picture, table."""
 
 import json
 import random
@@ -38,17 +38,17 @@ def rows(view_or_picture):
     return {row["key"]: row["values"] for row in view_or_picture["rows"]}
 
 
-# -- figures ----------------------------------------------------------------------------
+# -- metrics ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [3, 4, 7])
 def test_ring_takes_2n_minus_2_rounds_with_equal_traffic(n: int) -> None:
     trace = traces.ring(n, size=4 * n)
     side = Side("ring", trace)
-    assert side.figures["rounds"] == 2 * (n - 1)
-    assert side.figures["messages"] == len(trace.messages) == 2 * n * (n - 1)
+    assert side.metrics["rounds"] == 2 * (n - 1)
+    assert side.metrics["messages"] == len(trace.messages) == 2 * n * (n - 1)
     sent = {lane["bytes"] for lane in side.frame["lanes"]}
-    assert sent == {side.figures["most_sent"]} == {2 * (n - 1) * 16}
+    assert sent == {side.metrics["most_sent"]} == {2 * (n - 1) * 16}
 
 
 def test_waiting_ends_when_the_last_rank_arrives() -> None:
@@ -75,7 +75,7 @@ def test_computing_rank_does_not_wait() -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 5))
-def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
+def test_metrics_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
     import simulated
     from simulated import Simulation
 
@@ -95,7 +95,7 @@ def test_figures_are_consistent_for_any_trace(seed: int, ranks: int) -> None:
         assert all(step.peer != r for step in program)
     trace = Simulation(programs, random=rng).run().live()
     side = Side("a", trace)
-    found = side.figures
+    found = side.metrics
     assert 0 <= found["rounds"] <= found["messages"] + found["collectives"]
     assert found["messages"] == len([m for m in trace.messages if m.sent is not None])
     assert all(0 <= lane["waiting"] <= lane["busy"] <= 1 for lane in side.frame["lanes"])
