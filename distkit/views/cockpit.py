@@ -1,8 +1,8 @@
 """The cockpit shows a program, each rank's position in it, and buttons that step the ranks.
 
 :func:`project` returns a stepped run as plain data: the moment shown, the sources, and the run's
-state. The browser receives one moment, which refers to the tensors of the timeline's bars by their
-ids. js/cockpit.js draws the widget; this module also draws its static picture and its table.
+state. The browser receives one moment at a time, which refers to tensors by the ids of their
+timeline bars. js/cockpit.js draws the widget; this module draws the static picture and the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_SOURCE, MAX_REMARKS = 200_000, 3
 #: Kinds of findings that repeat the run's error.
 FAILURES = ("raised", "died", "unused_parameter")
 
-#: Start of the detailed parts of an error message.
+#: Headings at which the details of an error message start.
 _TRACEBACK = re.compile(r"\n+(?=Traceback on rank |Its last output:)")
 _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were stopped:)")
 
@@ -59,7 +59,10 @@ class Moment(Protocol):
 
     @property
     def choice(self) -> Sequence[int]:
-        """The ranks that were released to reach this moment; empty for the first moment."""
+        """The ranks that were resumed to reach this moment.
+
+        It is empty for the first moment and after ``finish()``.
+        """
 
     @property
     def rank_states(self) -> Sequence[RankState]:
@@ -85,7 +88,7 @@ class Steppable(Live, Protocol):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """The moments so far; the first one precedes all events."""
+        """The moments so far; the first one is before the first step."""
 
     @property
     def position(self) -> int:
@@ -97,14 +100,14 @@ class Steppable(Live, Protocol):
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """The findings, the most important first."""
+        """The findings, most important first."""
 
     @property
     def error(self) -> str:
         """The run's error message; "" if it did not fail."""
 
     def watch(self, callback: Callable[[], None], /) -> Callable[[], None]:
-        """Call ``callback``, from any thread, whenever any of the above changes.
+        """Call ``callback``, from any thread, whenever one of these properties changes.
 
         Returns:
             A function that cancels the subscription.
@@ -119,7 +122,7 @@ def project(run: Steppable, command_error: str = "") -> Json:
         command_error: why the last command failed, if it did.
     """
     moments = list(run.moments)
-    trace = run.trace  # read last: it has the events of these moments
+    trace = run.trace  # read last, so that it contains the events of all moments
     last = len(moments) - 1
     position = min(run.position, last)
     moment = moments[position]
@@ -163,7 +166,7 @@ def _rank(
     events: Sequence[Event],
     ends: Mapping[int, str],
 ) -> Json:
-    """Return the state of a rank; inside distkit's algorithms its line is the caller's."""
+    """Return a rank's state; inside one of distkit's algorithms, its line is the caller's."""
     where, e = _line(s, events, ends), s.event
     caller = "" if e is None else callers.get((e.rank, e.seq), "")
     return compact(
@@ -171,7 +174,7 @@ def _rank(
         status=str(s.status),
         words=clean(str(s)),
         call=clean("" if e is None else wait_of(e) or s.call()),
-        scheduled=(e is not None and e.state is State.SCHEDULED) or None,  # not entered
+        scheduled=(e is not None and e.state is State.SCHEDULED) or None,  # paused before the call
         where=clean(caller or where),
         inner=clean(where) if caller else None,
         reason=clean(s.reason),
@@ -192,7 +195,8 @@ def _current_remarks(run: Steppable, error: str) -> list[Json]:
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
     """Return the run's error and the findings of the diagnosis, without repetitions.
 
-    Findings that repeat the error add their lines to it, and a remedy if it has none.
+    Findings that repeat the error add their lines to it. The first of them also adds its remedy,
+    unless the error already contains it.
     """
     failures = [f for f in findings if f.kind in FAILURES]
     repeated = [f for f in findings if f.kind in FAILURES or f.message in error]
@@ -203,7 +207,7 @@ def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
 
 
 def _failure(error: str, findings: Sequence[Finding]) -> Json:
-    """Return the error of a run, separate from its traceback."""
+    """Return a run's error as a remark, with the traceback in a separate field."""
     text, *traceback = _TRACEBACK.split(error, maxsplit=1)
     message, *more = _MORE.split(text.strip(), maxsplit=1)
     # the error of a dead rank already has a remedy
@@ -228,9 +232,9 @@ def _finding(f: Finding) -> Json:
 
 
 def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Return rank and id of each completed tensor operation; the last one on a rank is shown.
+    """Return the rank and id of each completed operation with a tensor, sends first.
 
-    Sends are first, so that received tensors take precedence.
+    The last operation of each rank is shown, so received tensors take precedence over sent ones.
     """
     completed = [
         e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype
@@ -240,7 +244,7 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
 
 def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str:
-    """Return a rank's line; for a rank that failed or was stopped, this is its last line."""
+    """Return a rank's line; after it failed, died or was stopped, this is its last known line."""
     if s.status is RankStatus.FAILED and s.rank in ends:
         return ends[s.rank]
     if s.event is not None and wait_of(s.event):
@@ -306,7 +310,7 @@ def _remarks(steps: Json) -> list[str]:
 
 
 def _rows(steps: Json, picture: Json) -> list[tuple[str, ...]]:
-    """Return the state of each rank by column, and the reason."""
+    """Return a row per rank, with a cell for each of ``COLUMNS`` and the reason for the state."""
     names = {lane["rank"]: lane["name"] for lane in picture["lanes"]}
 
     def named(rank: int) -> str:
@@ -337,7 +341,7 @@ def position_text(steps: Json) -> str:
 #: Time to wait for the end of a step before its events are shown [s]; most steps are shorter.
 GATHER_STEP = 0.15
 
-#: Methods of a run that the browser may call, and their message fields.
+#: Methods of a run that the browser may call, and the message fields with their arguments.
 BUTTONS = {
     "next": ("rank",),
     "seek": ("position",),
@@ -369,7 +373,7 @@ class Worker:
 
 
 class Cockpit(Timeline):
-    """Steps through a distributed program: its source with a marker per rank, and buttons.
+    """Shows the source of a distributed program with a marker per rank, and steps through it.
 
     Each rank has a card with the ranks it waits for and the values of its tensors. Below the cards
     is the timeline up to the moment shown. Closing the cockpit does not affect the run.
@@ -400,7 +404,7 @@ class Cockpit(Timeline):
     # -- to the browser -----------------------------------------------------------
 
     def _picture(self) -> Json:
-        # from the first call of a worker on: servers register long before
+        # start at the workers' first call, because servers register long before it
         picture, ops = packed(self._columns), self._columns.ops
         starts = ops.start[ops.rank < self._columns.info.world_size]
         return picture | ({"start": float(starts.min())} if 0 < len(starts) < len(ops) else {})
@@ -413,7 +417,7 @@ class Cockpit(Timeline):
         previous, finished = self.steps, self._source.finished
         with self._lock:
             steps = project(self._source, self._error)
-            # this trace has all events that the steps reference
+            # this trace contains all events that the steps refer to
             self._process(self._source.trace, not finished)
             self._publish()
             self.sources, self.steps = steps.pop("sources"), steps

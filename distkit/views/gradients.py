@@ -1,7 +1,8 @@
 """Draws a watched training loop: a table of gradients for each step, and curves of drift and loss.
 
-The agreement is the mean cosine similarity over all pairs of ranks' gradients. It is exact, because
-it follows from the norms of the gradients and of their sum.
+The agreement is the mean cosine similarity over all pairs of ranks' gradients, weighted by the
+product of their norms. It is exact even if only some of the values were recorded, because it
+follows from the norms of the gradients and of their sum.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from distkit.views.scene.values import (
     plain,
 )
 
-#: Tolerance for sums in a different order, relative to the largest value.
+#: Tolerance for sums that were computed in a different order, relative to the largest value.
 ROUNDING = 1e-4
 
 
@@ -40,9 +41,9 @@ ROUNDING = 1e-4
 class Layer:
     """The gradients of a layer in one step: each rank's, the average, and a single process's.
 
-    ``after`` has only one entry if all ranks have the same result. ``kind`` is the kind of the
-    reduction: "sum", "mean", "own" (not averaged), "other", or "" if unknown. ``agreement`` is NaN
-    if unknown.
+    ``after`` has only one entry if all ranks have the same result. ``kind`` is how the gradients
+    were reduced: "sum", "mean", "own" (not averaged), "other", or "" if unknown. ``agreement`` is
+    NaN if unknown.
     """
 
     before: ByRank
@@ -106,7 +107,7 @@ def _layer(step: Step, name: str, ranks: list[int]) -> Layer:
     results: list[Summary | None] = [scaled.get(r) for r in ranks] if scaled else []
     if _all_equal(after):
         results = results[:1]
-    # the agreement follows from the norm of the mean, where a tensor with its values is recorded
+    # the norm of the mean is known if a recorded tensor has the values of the mean
     means = [s for s in (*results[:1], reference) if kind and s and _equal(mean, s.values)]
     cosine = agreement(weighted, means[0]) if means else math.nan
     return Layer(before, results, reference, kind, cosine)
@@ -200,8 +201,8 @@ def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
     for n, layer_name, layer in reduced:
         if not layer.same:
-            where = f"after step {n + 1}, {layer_name}"
-            return _verdict(False, f"the ranks' gradients still differ {where}")
+            text = f"after step {n + 1}, the ranks' gradients of {layer_name} still differ"
+            return _verdict(False, text)
     result = f": the {kinds.pop()} over all {ranks} ranks" if kinds in ({"sum"}, {"mean"}) else ""
     return _verdict(True, f"after the all-reduce every rank has the same gradient{result}")
 
@@ -215,7 +216,9 @@ def _against_one(layers: list[Layer]) -> list[Json]:
     if not compared:
         return []
     if difference > ROUNDING * magnitude:
-        return [_verdict(False, f"one process's gradient differs by up to {number(difference)}")]
+        return [
+            _verdict(False, f"the single-process gradient differs by up to {number(difference)}")
+        ]
     precision = f"the same, to within {difference:.0e}" if difference else "exactly the same"
     return [_verdict(True, f"one process computes {precision}")]
 
@@ -232,13 +235,13 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
         return [_verdict(True, f"the {part} bitwise equal {when}")]
     distances = _distances(complete[max(complete)])
-    start = f"from step {differing[0]} on" if differing[0] else "from the start"
+    when = f"first differ after step {differing[0]}" if differing[0] else "differ from the start"
     rank, max_drift = max(distances.items(), key=lambda item: (item[1], -item[0]))
     return [
         _verdict(
             False,
-            f"the replicas' weights differ {start}; after step {max(complete)}, "
-            f"{name(trace.info, rank)} is {max_drift:.2g} from {name(trace.info, min(distances))}",
+            f"the replicas' weights {when}; after step {max(complete)}, {name(trace.info, rank)} "
+            f"is at a distance of {max_drift:.2g} from {name(trace.info, min(distances))}",
         )
     ]
 
@@ -246,7 +249,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
 def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
     """Return the distance of each replica's weights from the first replica's; 0 if bitwise equal.
 
-    Weights of a different shape are omitted.
+    Replicas with a different number of values are omitted.
     """
     checksum, base = weights[min(weights)]
     return {
@@ -259,12 +262,12 @@ def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
 #: Maximum number of points of a curve.
 MAX_POINTS = 300
 
-#: A curve over the steps of one rank, or of all ranks (None).
+#: A curve: its rank, or None for the mean over all ranks, and its values by step.
 Curve = tuple[int | None, dict[int, float]]
 
 
 def losses(training: Training, ranks: Sequence[int]) -> list[Curve]:
-    """Return the loss of each rank, and the mean loss, by step from 1."""
+    """Return the loss of each rank and the mean loss, by step, counted from 1."""
     steps = {n + 1: step for n, step in sorted(training.steps.items()) if step.reports}
     by_rank: list[Curve] = [
         (r, {n: step.reports[r].loss for n, step in steps.items() if r in step.reports})
@@ -287,7 +290,7 @@ def _finite(curves: list[Curve]) -> list[Curve]:
 
 # -- the picture -----------------------------------------------------------------------------------
 
-#: Maximum numbers of drawn ranks, layers, and values over all steps.
+#: Maximum numbers of drawn ranks, of drawn layers, and of values in all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Widths of the scene and of layer names; height of a tensor [px].
 WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 44
@@ -305,8 +308,8 @@ RESULTS = {
 }
 AGREEMENT = (
     "mean cosine: the mean cosine similarity over all pairs of ranks' gradients, weighted by the "
-    "product of their norms. All values contribute, through the norms of the gradients and of "
-    "their sum. 1: the same direction, 0: unrelated, below 0: opposed"
+    "product of their norms. It takes all values into account, including those that are not shown. "
+    "1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (
     "the largest distance of a rank's weights from the first rank's weights: the square root of "
@@ -329,15 +332,19 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     tables = [_step(scene, k, trace, found, n) for k, n in enumerate(shown)]
     scene.height = max(tables, default=scene.height)
     named = [
-        ("loss", losses(training, ranks), "the mean over all ranks, and the loss of each rank"),
+        (
+            "loss",
+            losses(training, ranks),
+            "the mean over the examples of all ranks, and the loss of each rank",
+        ),
         ("replica drift", drifts(training, ranks), DRIFT),
     ]
-    # without any value above zero, such as no drift, the verdict is enough
+    # a curve of zeros, such as the drift of equal replicas, adds nothing to the verdict
     curves = [curve for curve in named if any(any(line.values()) for _, line in curve[1])]
-    high = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
+    height = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
     for i, curve in enumerate(curves):
-        _curve(side, i * (high + CURVE_GAP), high, *curve, [n + 1 for n in shown])
-    side.height = len(curves) * (high + CURVE_GAP)
+        _curve(side, i * (height + CURVE_GAP), height, *curve, [n + 1 for n in shown])
+    side.height = len(curves) * (height + CURVE_GAP)
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
@@ -424,23 +431,23 @@ def _cell(s: Summary | None) -> Cell:
 def _curve(
     scene: Scene,
     top: float,
-    high: float,
+    height: float,
     name: str,
     lines: list[Curve],
     hint: str,
     shown: list[int],
 ) -> None:
-    """Draw lines over steps, and the value at the current step."""
+    """Draw curves over the steps, and the value at each shown step."""
     points = [point for _, line in lines for point in line.items()]
     first, last = min(n for n, _ in points), max(n for n, _ in points)
     lowest, highest = min(y for _, y in points), max(y for _, y in points)
     x_scale, y_scale = (
         (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
-        high / ((highest - lowest) or 1.0),
+        height / ((highest - lowest) or 1.0),
     )
 
     def point(n: int, y: float) -> tuple[float, float]:
-        return AXIS_WIDTH + (n - first) * x_scale, 19 + high - (y - lowest) * y_scale
+        return AXIS_WIDTH + (n - first) * x_scale, 19 + height - (y - lowest) * y_scale
 
     mean = next((line for rank, line in lines if rank is None), None)
     curve = mean or {n: max(line.get(n, lowest) for _, line in lines) for n, _ in points}
@@ -454,13 +461,13 @@ def _curve(
             )
             for y in {lowest, highest}
         ),
-        text(f"step {first}", "tick", x=AXIS_WIDTH, y=high + 31, size=9),
-        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=high + 31, anchor="end", size=9),
+        text(f"step {first}", "tick", x=AXIS_WIDTH, y=height + 31, size=9),
+        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=height + 31, anchor="end", size=9),
     ]
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))
         axis.append(path(f"M{d}h3", "mean" if rank is None else "graph", lane=lane))
-    scene.add(0, top, title(hint), rect(CURVE_WIDTH, high + 8, "hover", y=15), *axis)
+    scene.add(0, top, title(hint), rect(CURVE_WIDTH, height + 8, "hover", y=15), *axis)
     for k, n in enumerate(shown):
         x, _ = point(max(n, first), lowest)
         step = max((m for m in curve if m <= n), default=min(curve))
@@ -475,7 +482,7 @@ def _curve(
                 anchor="end",
                 size=11,
             ),
-            line((x, 15), (x, 21 + high), "dashes"),
+            line((x, 15), (x, 21 + height), "dashes"),
             begin=float(k),
             end=k + 1.0,
             layer=1,

@@ -1,7 +1,6 @@
 """Defines the widgets of the scene views.
 
-The widgets are separate from the scenes, because replay pages draw scenes even where no widgets are
-installed.
+The widgets are separate from the scenes, so that replay pages can be written without anywidget.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from distkit.views.widget.view import SceneView
 
 
 class Stage(SceneView):
-    """Animates a run: the messages between ranks, and the contributions in each tensor.
+    """Animates a run: the messages between ranks, and the contributions to each tensor.
 
     A strip of numbered chunks shows each rank's tensor. A chunk has a layer in the color of each
     rank whose contribution it contains, and a complete chunk has all colors. A hub in the middle
@@ -70,12 +69,12 @@ class Tensors(SceneView):
 
 
 class Gradients(SceneView):
-    """Shows gradients, replicas and loss of a watched training loop.
+    """Shows the gradients, the loss and the drift between replicas of a watched training loop.
 
     For each layer, a table shows the norms and heat maps of the ranks' gradients, of the result of
-    the all-reduce, and of a single process's gradient if it was recorded. It also shows the
-    agreement, which is the mean cosine similarity over all pairs of ranks' gradients. Curves show
-    the loss and the drift between replicas.
+    the all-reduce, and of a single process's gradient if it was recorded. The table also shows the
+    mean cosine similarity over all pairs of ranks' gradients, weighted by the product of their
+    norms. Curves show the loss and the drift between replicas.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one; the program must run its loop
@@ -98,13 +97,13 @@ class Servers(SceneView):
 
     Each server shows its keys with their versions, and an inbox per key in which gradients wait
     for an update. A gradient carries the version that it was computed from. An update shows the
-    workers and staleness of its gradients. Arrows lead from a waiting worker to the workers it
-    waits for. The space bar plays the run, the arrow keys step through messages, and Page Up and
-    Page Down step through updates.
+    workers and staleness of its gradients. Arrows point from a waiting worker to the workers
+    that it waits for. The space bar plays the run, the arrow keys step through messages, and
+    Page Up and Page Down step through updates.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out the text and totals around the picture.
+        bare: whether to leave out notices, explanations and verdicts.
 
     Raises:
         TypeError: ``source`` has no trace.

@@ -24,8 +24,8 @@ from distkit.views.scene.values import (
     unequal,
 )
 
-#: Maximum numbers of drawn ranks per operation, of values of all operations, and of operations in
-#: the table; the static picture has fewer.
+#: Maximum numbers of drawn ranks per operation, of values in all operations, and of operations in
+#: the text table; the static picture shows fewer operations.
 MAX_RANKS, MAX_VALUES, MAX_STILLS = 16, 120_000, 12
 
 #: Collectives after which all ranks should have equal values.
@@ -50,7 +50,7 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
     scene = Scene(WIDTH, 0)
     drawn = [_operation(scene, n, trace, group) for n, group in enumerate(shown)]
     scene.height = max((height for *_, height in drawn), default=0)
-    waiting = "waiting for the first message"
+    waiting = "waiting for the first operation"
     last = max(0.0, len(drawn) - 1.0)
     return picture(
         scene,
@@ -72,9 +72,8 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
 def operations(trace: EventLog) -> list[list[Span]]:
     """Return the spans of each message and collective with a tensor, in order.
 
-    A message starts when it is sent, a collective when its first rank enters it, so that an
-    operation follows those that its ranks finished before. The sender precedes the receiver,
-    and the spans of a collective are sorted by rank.
+    A message starts when it is sent, and a collective starts when its first rank enters it. The
+    sender precedes the receiver, and the spans of a collective are sorted by rank.
     """
     tied = trace.grouped_by_match(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [
@@ -162,8 +161,8 @@ def _verdict(
 ) -> tuple[list[Json], dict[int, list[int]]]:
     """Return a verdict if two ranks' values are known, and the positions at which ranks differ.
 
-    The reference is the largest group of ranks with equal values, or the sender of a message, which
-    has no ``prefix``.
+    The reference is the largest group of ranks with equal values. For a message, ``prefix`` is
+    empty, and the reference is the sender.
     """
     available = {rank: s for rank, s in summaries.items() if s is not None}
     if len(available) < 2:
@@ -205,8 +204,8 @@ def _table(
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
     max_magnitude = largest(v for x in _summaries(group) for v in x.values)
-    high = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
-    table = Table(scene, n, heads, NAME_WIDTH, WIDTH, high)
+    height = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
+    table = Table(scene, n, heads, NAME_WIDTH, WIDTH, height)
     before = [_cell(s.before, s) for s in drawn]
     after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
     rows = {"before": before, "after": after}
@@ -230,7 +229,7 @@ def _role(trace: EventLog, s: Span) -> str:
 
 
 def _cell(summary: Summary | None, s: Span, off: Sequence[int] = ()) -> Cell:
-    """Return a rank's tensor, with frames around values that differ from the other ranks'."""
+    """Return the cell of a rank's tensor, with frames around values that differ between ranks."""
     if summary is None:
         return Cell(None)
     drawn = plain(summary, s.shape)

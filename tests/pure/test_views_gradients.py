@@ -120,10 +120,11 @@ def test_sum_and_mean_are_shown_as_an_average(after, kind) -> None:
 def test_unaveraged_gradients_are_reported() -> None:
     assert texts(training_trace(OWN, crcs=("aaaa", "bbbb"), reference=MEAN))[:3] == [
         ("different", "every rank keeps its own gradient: nothing was averaged"),
-        ("different", "one process's gradient differs by up to 1.0"),
+        ("different", "the single-process gradient differs by up to 1.0"),
         (
             "different",
-            "the replicas' weights differ from step 1 on; after step 2, rank 1 is 8 from rank 0",
+            "the replicas' weights first differ after step 1; "
+            "after step 2, rank 1 is at a distance of 8 from rank 0",
         ),
     ]
 
@@ -132,7 +133,7 @@ def test_rank_with_a_different_result_is_reported() -> None:
     after = [SUM, [4.0, 1.0, 2.0, 0.0]]
     assert texts(training_trace(after))[0] == (
         "different",
-        "the ranks' gradients still differ after step 1, w",
+        "after step 1, the ranks' gradients of w still differ",
     )
     found = layer(training_trace(after))
     assert (found.kind, found.same, len(found.after)) == ("other", False, 2)

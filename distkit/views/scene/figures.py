@@ -1,4 +1,4 @@
-"""Provides notebook output other than views: figures, warnings, findings, a progress bar."""
+"""Provides notebook output other than views: figures, warnings, findings and a progress bar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _draw_lock = threading.RLock()
 
 @contextmanager
 def style(style: str | dict[str, Any] = "distkit.plots") -> Iterator[None]:
-    """Use a matplotlib style in this context, or in a function with this decorator."""
+    """Return a context manager or decorator that applies a matplotlib style."""
     import matplotlib.style
 
     with _draw_lock, matplotlib.style.context(style):
@@ -115,7 +115,7 @@ def finding_card(
 
 
 def with_code(html: str) -> str:
-    """Format the parts of HTML in backquotes as code."""
+    """Format the parts of ``html`` between backquotes as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
 
 
@@ -168,7 +168,7 @@ def to_html(figure: Figure) -> str | None:
 
 
 def _title(figure: Figure) -> str:
-    """Return the titles of a figure's charts, or what they plot."""
+    """Return the titles of a figure's axes, or the y labels of axes without a title."""
     titles = (axes.get_title("left") or axes.get_ylabel() for axes in figure.axes)
     return ", ".join(filter(None, titles)) or "plot"
 
@@ -192,12 +192,12 @@ def to_svg(figure: Figure, **options: Any) -> str:
 
 #: A color in a style attribute.
 _COLOR = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
-#: The gray of the style, which is legible on light and dark pages, and the grays of the views.
+#: Grays of the matplotlib style, and the grays of the light and dark themes that replace them.
 _NEUTRAL = {"#737b85": (GRAY, GRAY_DARK), "#7b838d": (GRAY, GRAY_DARK)}
 
 
 def _light_and_dark(color: re.Match[str]) -> str:
-    """Return the counterparts of a color in the light and dark themes."""
+    """Return a CSS color with the counterparts of a color in the light and dark themes."""
     return "light-dark({}, {})".format(*_NEUTRAL.get(color[0], (color[0], darkened(color[0]))))
 
 

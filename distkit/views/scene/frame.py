@@ -19,7 +19,7 @@ MAX_LANES, MAX_UNRECORDED = 256, 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
-#: A JSON object. Its numbers are finite.
+#: A JSON object, except that a timeline's arrays are bytes. All numbers are finite.
 Json = dict[str, Any]
 
 
@@ -70,7 +70,7 @@ def facts(info: RunInfo, ranks: int) -> list[str]:
 
 
 def host_totals(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, str]]:
-    """Return value, label and tooltip of each total of a run on several hosts.
+    """Return the value, label and tooltip of each total of a run on several hosts.
 
     Args:
         info: metadata of the run.
@@ -98,7 +98,7 @@ def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
     """Return a notice for each limit that is exceeded.
 
     Args:
-        limits: the end of the sentence, the number of drawn items, and their total number.
+        limits: the end of the sentence, the number of drawn items, and the total number.
         which: which items are drawn.
 
     >>> omissions(("ranks are drawn", 16, 1000), ("layers are drawn", 3, 3))
@@ -132,7 +132,7 @@ def omission_notices(info: RunInfo, operations: int, drawn: int, ranks: list[int
 
 
 def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[str]:
-    """Return notices about a stopped run and operations that never ended."""
+    """Return notices about a stopped run, and about operations that never ended."""
     open_calls: dict[str, list[str]] = defaultdict(list)
     stopped = ["the run was stopped"] if info.interrupted else []
     for rank, category in sorted(opened, key=lambda item: item[0]):

@@ -41,7 +41,7 @@ def rect(
     lane: int = 0,
     opacity: float = 0,
 ) -> Shape:
-    """Return a rectangle with its upper left corner at x, y; ``opacity`` overrides the class."""
+    """Return a rectangle with its upper left corner at x, y; ``opacity`` overrides the style's."""
     attributes = {"x": x, "y": y, "width": w, "height": h, "rx": r, "fill-opacity": opacity}
     return _shape("rect", style, lane, attributes)
 
@@ -54,7 +54,7 @@ def circle(r: float, style: str, *, x: float = 0, y: float = 0, lane: int = 0) -
 
 @cached_drawing
 def path(d: str, style: str, *, lane: int = 0, opacity: float = 0) -> Shape:
-    """Return a line or an area from an SVG path; ``opacity`` overrides the class."""
+    """Return a line or an area from an SVG path; ``opacity`` overrides the style's."""
     return _shape("path", style, lane, {"d": d, "fill-opacity": opacity})
 
 
@@ -71,7 +71,7 @@ def text(
 ) -> Shape:
     """Return one line of text.
 
-    ``anchor`` is "middle", "end" or "" for the start; ``size`` overrides the class's font size.
+    ``anchor`` is "middle", "end" or "" for the start; ``size`` overrides the style's font size.
     """
     attributes: dict[str, str | float] = {"x": x, "y": y, "font-size": size, "text-anchor": anchor}
     return _shape("text", style, lane, attributes, content)
@@ -126,7 +126,7 @@ class Scene:
     Args:
         width: width of the canvas.
         height: height of the canvas.
-        start: start time of the scene [s]; marks that end earlier are omitted.
+        start: start time of the scene [s]; marks that have ended by then are omitted.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -155,10 +155,10 @@ class Scene:
         Args:
             x: horizontal position.
             y: vertical position.
-            drawing: its shapes; empty texts are omitted.
+            drawing: the shapes; empty texts are omitted.
             begin: when it appears [s]; by default from the start.
             end: when it disappears [s]; by default never.
-            to: its position at ``end``; if it never arrives, it is shown halfway.
+            to: its position at ``end``; without an end, the drawing is shown halfway.
             steady: whether it moves at constant speed; otherwise it eases in and out.
             layer: number of its layer; higher layers cover lower ones.
         """
@@ -189,7 +189,7 @@ class Scene:
 
         Each of ``drawings`` is a list of indices into ``shapes``. Each of ``marks`` is a list:
         drawing, layer, begin, end (None: never), x, y, and for moving marks the target position
-        and ``steady``. Marks are sorted by begin time, so that a live run only appends marks. Each
+        and ``steady``. Marks are sorted by begin time, so a live run mostly appends marks. Each
         of ``holds`` is a list: keyframe, drawing, layer, x, y.
         """
         drawings: dict[tuple[Shape, ...], int] = {}
@@ -245,7 +245,7 @@ def intervals(
 
 
 def steps(times: Iterable[float]) -> Iterator[tuple[float, float | None, int]]:
-    """Yield begin and end of each interval between times, and the number of earlier times.
+    """Yield the begin and end of each interval between times, and the number of earlier times.
 
     >>> list(steps([1.0]))
     [(-inf, 1.0, 0), (1.0, None, 1)]
@@ -260,15 +260,15 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
     Args:
         scene: the marks.
         title: title of the picture.
-        end: when it ends [s]; by default its start time, for a still picture.
-        more: values for the keys below.
+        end: when the picture ends [s]; by default at its start, for a still picture.
+        more: values that replace the defaults.
     """
     last = 0.0 if end is None else scene.relative_time(end)
     return {
         "view": "scene",  # CSS class on the page
         "title": title,
         "facts": [],  # next to the title
-        "notices": [],  # warnings for the reader
+        "notices": [],  # warnings
         "notes": [],  # other remarks, such as omissions
         "description": "",  # a sentence that explains the picture
         "live": False,  # whether the run is still in progress
@@ -284,7 +284,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "list": None,  # name, all, rows [keyframe, groups, key, part, value, ranks, others]
         "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
         "unit": "",  # unit of time, such as "round"; "" means seconds
-        "before": "before the first message",  # text before the end of the first keyframe
+        "before": "before the first operation",  # text before the end of the first keyframe
         "panels": [],  # key moments: keyframe (-1: the start), title, when
         "scene": scene.plain(),
         "side": None,  # another scene, next to this scene

@@ -1,4 +1,4 @@
-"""Draws a moment of a scene as SVG, as js/marks.js does, and a picture as a document."""
+"""Draws a moment of a scene as SVG, like js/marks.js, and a picture as an SVG document."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def wrapped(text: str, width: float) -> list[str]:
 
 
 def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
-    """Return the keyframe, time and text of each panel or still, or of the opening moment.
+    """Return the keyframe, time, heading and details of each static moment: the panels and stills.
 
-    The opening moment is used only if there are neither panels nor stills.
+    If there are none, the only static moment is the opening moment.
     """
     keyframes, last, moments = picture["keyframes"], picture["end"], []
     for n, heading, when in picture["panels"]:
@@ -104,7 +104,7 @@ def _join(texts: Sequence[str]) -> str:
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
-    """Return rows of moments with headings and verdicts, the side scene, and the bottom edge."""
+    """Return the moments, with headings and verdicts, and the side scene; also the bottom edge."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
     moments, heights, n = _static_moments(picture), dict(picture["stills"]), len(picture["panels"])
     columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
@@ -132,7 +132,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
             "</g>",
         ]
     if heights and len(heights) < len(keyframes):
-        note = f"{len(heights)} of {len(keyframes):,} {picture['unit']}s are drawn here"
+        note = f"this picture shows {len(heights)} of {len(keyframes):,} {picture['unit']}s"
         parts.append(svg.text(24, bottom + LINE_HEIGHT, note, GRAY))
         bottom += LINE_HEIGHT
     if side:
@@ -154,7 +154,7 @@ def _verdict(x: float, y: float, verdict: Json) -> str:
 
 
 def body(scene: Json, time: float, keyframe: int = -1, *, tooltips: bool = True) -> str:
-    """Return the marks of a scene that are visible at a time, and the marks of a held keyframe.
+    """Return the marks of a scene that are visible at a time, and those held after a keyframe.
 
     Args:
         scene: the result of ``Scene.plain``.
@@ -197,7 +197,7 @@ def _verdict_lines(item: Json) -> list[str]:
 
 
 def _screen_reader_text(picture: Json, time: float) -> list[str]:
-    """Return the screen-reader text of a moment, from the top."""
+    """Return the screen-reader text of a moment, line by line from the top."""
     lines = []
     for scene in filter(None, (picture["scene"], picture["side"])):
         marks = sorted(_visible(scene, time), key=lambda mark: (mark[3], mark[2]))
@@ -209,7 +209,7 @@ def _screen_reader_text(picture: Json, time: float) -> list[str]:
 def _visible(
     scene: Json, time: float, keyframe: int = -1
 ) -> Iterator[tuple[int, int, float, float]]:
-    """Yield layer, drawing and position of each visible mark."""
+    """Yield the layer, drawing and position of each visible mark."""
     yield from ((layer, n, x, y) for k, n, layer, x, y in scene["holds"] if k == keyframe)
     for n, layer, begin, end, x, y, *to in scene["marks"]:
         if begin <= time and (end is None or end > time):
@@ -250,7 +250,7 @@ _ON_WHITE = {
 
 
 def _color(value: str | float, lane: int) -> str | float:
-    """Return the color of a color name on white paper; return other values unchanged."""
+    """Return the color that a color name has on white paper, or any other value unchanged."""
     if value == "rank":
         return rank_color(lane)
     if value == "label":
@@ -267,7 +267,7 @@ def _color(value: str | float, lane: int) -> str | float:
 
 
 def keyframe_at(picture: Json, time: float) -> int:
-    """Return the index of the last keyframe that has ended, -1 if none has."""
+    """Return the index of the last keyframe that has ended, or -1 if none has."""
     ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
     return bisect_right(ends, time) - 1
 

@@ -12,7 +12,7 @@ from distkit.views.scene.theme import DEEP, GRAY, INK, WARNING_LIGHT, channels, 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 CODE = "Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
 
-#: Maximum size of a picture in a notebook [bytes].
+#: Maximum size of a picture in a notebook, if possible [bytes].
 MAX_BYTES = 60_000
 
 
@@ -48,7 +48,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def document(width: float, height: float, title: str, body: str) -> str:
-    """Return a picture on a light card, legible on dark pages too."""
+    """Return an SVG document with a light card, so that it is also legible on dark pages."""
     size = (
         f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
         'style="max-width:100%;height:auto"'
@@ -109,12 +109,12 @@ _COLOR = re.compile(r'\b((?:fill|stroke)=")(#(?:[0-9a-fA-F]{3}){1,2})(?=")')
 
 
 def dark(picture: str) -> str:
-    """Return the same picture on dark paper."""
+    """Return the picture in the colors of the dark theme."""
     return _COLOR.sub(lambda match: match[1] + darkened(match[2]), picture)
 
 
 def themed(picture: str) -> str:
-    """Return the same picture, on dark paper where its page has a dark color scheme."""
+    """Return the picture with a style sheet that makes it dark on dark pages."""
     colors = sorted({(match[1][:-2], match[2]) for match in _COLOR.finditer(picture)})
     rules = (f'[{kind}="{color}"]{{{kind}:{darkened(color)}}}' for kind, color in colors)
     scheme = (
@@ -124,7 +124,7 @@ def themed(picture: str) -> str:
 
 
 def tint(color: str, strength: float) -> str:
-    """Return a color on white paper, opaque."""
+    """Blend a color with white; the result is opaque."""
     return mixed(channels(color), (255, 255, 255), strength)
 
 

@@ -1,8 +1,8 @@
 """Defines the colors and sizes of all views, for the JavaScript and SVG renderers.
 
-Ranks have the hues of Okabe and Ito (2008), which are distinguishable under all common forms of
-color blindness, darkened to a contrast of 3 on white paper, and a plum. The dark theme has lighter
-tints of the same hues. Work and failures have different hues.
+The rank colors are plum and the hues of Okabe and Ito (2008), which are distinguishable with all
+common forms of color blindness. They have a contrast of at least 3 on white. The dark theme has
+lighter tints of the same hues. Computation and failures have other hues.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ TRACES_DARK = (
 #: The color of failures, which also have a hatch or cross.
 WARNING_LIGHT, WARNING_DARK = "#C4314B", "#FF6B81"
 
-#: Colors of marked computation. Pipelines mark forward (F), backward (B), and the parts of
-#: backward: the gradients of the input (I) and of the weights (W).
+#: Colors of marked computation. Pipelines mark forward (F), backward (B), and the two
+#: parts of backward: the gradients of the input (I) and of the weights (W).
 WORK_LIGHT = {"": "#66717D", "F": "#3B3A9E", "B": "#4F6A16", "I": "#7B8F3A", "W": "#80604A"}
 WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W": "#C9A58C"}
 
@@ -68,17 +68,17 @@ VALUES_LIGHT, VALUES_DARK = (
     {"positive": "#f2d23c", "negative": "#b39dff", "zero": "#262626"},
 )
 
-#: Text on white paper, for the static renderers, and on dark paper.
+#: Colors of text on white paper, for the static renderers; colors of dark paper and its text.
 INK, GRAY = "#17202a", "#5b6773"
 PAPER_DARK, INK_DARK, GRAY_DARK = "#111111", "#e9eef3", "#98a5b3"
 
-#: Text on a rank's color.
+#: Color of dark text on a rank's color.
 DEEP = "#101418"
 
 #: Sizes in CSS pixels.
 SIZES = {
-    "row": 18,  # a bar of communication
-    "mark": 15,  # a bar of marked computation
+    "row": 18,  # height of a communication bar
+    "mark": 15,  # height of a bar of marked computation
     "gap": 3,  # between the rows of one lane
     "pad": 6,  # above and below the rows of a lane
     "pitch": 124,  # distance from one lane to the next, if space permits
@@ -108,8 +108,8 @@ def work_kind(label: str) -> str:
 def darkened(color: str) -> str:
     """Return the dark-paper counterpart of a color on white paper.
 
-    Known colors have a fixed counterpart. Any other color is treated as a full color mixed with
-    white. Its counterpart is the same fraction of that color, brightened, on dark paper.
+    Known colors have a fixed counterpart. Any other color is treated as a mixture of a full color
+    and white. Its counterpart mixes the brightened full color with dark paper in the same ratio.
 
     >>> darkened("#0072B2"), darkened("#fff"), darkened("#eee")
     ('#3D95E0', '#111111', '#1f2020')

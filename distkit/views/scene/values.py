@@ -43,7 +43,7 @@ def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
 
 
 def number(x: float) -> float | str:
-    """Round to four significant digits; NaN and infinity become strings, as in JSON."""
+    """Round to four significant digits; NaN and infinity become strings, since JSON lacks them."""
     return float(f"{x:.4g}") if math.isfinite(x) else str(x)
 
 
@@ -62,12 +62,12 @@ def columns(s: Summary, shape: Sequence[int] = ()) -> int:
 
 
 def key(s: Summary) -> tuple[str, ...]:
-    """Return a key that compares equal for equal summaries, even with NaN."""
+    """Return a key that compares equal for equal summaries, even if they contain NaN."""
     return tuple(map(repr, (*s.values, s.norm, s.min, s.max, s.size)))
 
 
 def unequal(a: Summary, b: Summary) -> list[int]:
-    """Return the positions at which the values of two summaries differ; a NaN equals a NaN.
+    """Return the positions at which the values of two summaries differ; NaN equals NaN.
 
     >>> unequal(Summary((1.0, 2.0), 1, 1, 2, 2), Summary((1.0, 3.0), 1, 1, 3, 2))
     [1]
@@ -84,7 +84,7 @@ def distance(a: Summary, b: Summary) -> float:
 
 
 def average(summaries: Sequence[Summary]) -> list[float]:
-    """Return the mean of the values at each position."""
+    """Return the mean of the values at each position; NaN if one of them is not finite."""
     return [
         math.fsum(column) / len(summaries) if all(map(math.isfinite, column)) else math.nan
         for column in zip(*(s.values for s in summaries), strict=False)
@@ -97,7 +97,7 @@ def largest(values: Iterable[float]) -> float:
 
 
 def figure(x: float | str | None, digits: int = 3) -> str:
-    """Format a number with a few digits and a minus sign.
+    """Format a number briefly, with a typographic minus sign.
 
     >>> figure(-0.12345), figure("nan"), figure(None)
     ('−0.123', 'NaN', '–')
@@ -128,7 +128,7 @@ SHADES, MAX_CELL_WIDTH, MIN_SIZE, MAX_SIZE = 8, 40, 9, 11.5
 MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
 #: Number of bins and height [px] of a histogram, and minimum number of values for one.
 BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
-#: Maximum column width, minimum width of a column whose numbers have names, gap between columns,
+#: Maximum column width, minimum width of a column with labeled numbers, gap between columns,
 #: height of a line of text [px].
 MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT = 330, 70, 12, 13
 
@@ -163,7 +163,7 @@ class Table:
         heads: headings of the columns.
         left: width of the row names [px].
         width: width of the table [px].
-        high: maximum height of a tensor [px].
+        max_height: maximum height of a tensor [px].
         histograms: whether tensors have a histogram below them.
     """
 
@@ -174,12 +174,12 @@ class Table:
         heads: Sequence[Head],
         left: float,
         width: float,
-        high: float,
+        max_height: float,
         *,
         histograms: bool = True,
     ) -> None:
-        self.min_values = MIN_VALUES if histograms else math.inf
-        self.scene, self.step, self.heads, self.left, self.high = scene, step, heads, left, high
+        self.min_values, self.max_height = MIN_VALUES if histograms else math.inf, max_height
+        self.scene, self.step, self.heads, self.left = scene, step, heads, left
         pitch = min(MAX_COLUMN_WIDTH, (width - left) / max(1, len(heads)))
         self.places = [left + i * pitch for i in range(len(heads))]
         self.column_width = pitch - COLUMN_GAP
@@ -253,18 +253,24 @@ class Table:
     ) -> float:
         """Draw a tensor with its histogram and lines; return their total height."""
         values, marked = tuple(s["values"]), frozenset(cell.marked)
-        shapes, high = heat(
-            values, s["columns"], max_magnitude, self.column_width, self.high, marked, describe(s)
+        shapes, height = heat(
+            values,
+            s["columns"],
+            max_magnitude,
+            self.column_width,
+            self.max_height,
+            marked,
+            describe(s),
         )
-        frame = rect(self.column_width + 6, high + 6, "alarm", x=-3, y=-3, r=3)
+        frame = rect(self.column_width + 6, height + 6, "alarm", x=-3, y=-3, r=3)
         self.add(x, y, *shapes, *([frame] if cell.wrong else []))
         if span and len(values) >= self.min_values:
             bars = histogram(values, span, self.column_width, lane=lane or 0)
-            self.add(x, y + high + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
-            high += 5 + HISTOGRAM_HEIGHT
+            self.add(x, y + height + 5, title(f"from {' to '.join(map(figure, span))}"), *bars)
+            height += 5 + HISTOGRAM_HEIGHT
         fitted = (
             (
-                # either all columns of a table name their numbers, or none do
+                # numbers are labeled in all columns of a table or in none
                 fitting(o[-1:] if self.column_width < MIN_NAMED else o, self.column_width, 11),
                 style,
             )
@@ -275,8 +281,8 @@ class Table:
             for i, (content, style) in enumerate(pair for pair in fitted if pair[0])
         ]
         norm_title = title(f"{describe(s)}\nnorm: the square root of the sum of the squared values")
-        self.add(x, y + high, norm_title, *texts)
-        return high + LINE_HEIGHT * len(texts) + 3
+        self.add(x, y + height, norm_title, *texts)
+        return height + LINE_HEIGHT * len(texts) + 3
 
 
 def fitting(options: Sequence[str], width: float, size: float) -> str:
@@ -290,7 +296,7 @@ def heat(
     columns: int,
     max_magnitude: float,
     width: float,
-    high: float,
+    max_height: float,
     marked: frozenset[int] = frozenset(),
     caption: str = "",
 ) -> tuple[list[Shape], float]:
@@ -301,7 +307,7 @@ def heat(
         columns: number of values per row.
         max_magnitude: magnitude shown in full color.
         width: available width [px].
-        high: available height [px].
+        max_height: available height [px].
         marked: positions of cells with a frame.
         caption: first line of the tooltip.
     """
@@ -311,7 +317,9 @@ def heat(
     cell_height = max(
         1,
         math.floor(
-            min(max(cell_width, MIN_ROW if rows == 1 else MIN_HEIGHT), MAX_HEIGHT, high / rows)
+            min(
+                max(cell_width, MIN_ROW if rows == 1 else MIN_HEIGHT), MAX_HEIGHT, max_height / rows
+            )
         ),
     )
     numbers, size = fitting_numbers(values, cell_width, cell_height)
@@ -341,9 +349,9 @@ def heat(
 
 
 def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
-    """Return the values with three digits, or two if three do not fit, and their font size.
+    """Return the values as text with three digits, or two if three do not fit, and the font size.
 
-    If two digits do not fit into a cell either, cells have no numbers.
+    If two digits do not fit into a cell either, the list is empty.
 
     >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
     ((['0.062', '1'], 9.1), [])
@@ -358,7 +366,7 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
 
 
 def color_scale(max_magnitude: float, width: float) -> list[Shape]:
-    """Return the colors of all values up to a magnitude, with that magnitude as the label."""
+    """Return a color scale from ``-max_magnitude`` to ``max_magnitude``, with a label."""
     levels = range(-SHADES, SHADES + 1)
     width = (width - 46) // len(levels) * len(levels)
     values = tuple(max_magnitude * k * abs(k) / SHADES**2 for k in levels)

@@ -14,16 +14,16 @@ from distkit.views.scene.theme import GRAY, MARKS
 
 #: Maximum number of circles in a picture.
 MAX_CIRCLES = 16
-#: Radius of a circle, gap between a circle and its arrows, distance of parallel arrows [px].
+#: Radius of a circle, gap between a circle and its arrows, distance between opposite arrows [px].
 RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
 SCALE = 1.6
-#: Legend texts by style; the legend has only the styles in use. ``{}`` becomes the ranks' states.
+#: Legend texts by style, of which only those in use are shown. ``{}`` becomes the ranks' states.
 LEGEND = {
     "arrow": "arrow: waits for",
     "held": "dashed: blocked",
     "own": "filled: {}",
-    "wrong": "red: they wait for each other",
+    "wrong": "red: ranks wait for each other",
 }
 
 Point = tuple[float, float]
@@ -32,8 +32,8 @@ Point = tuple[float, float]
 def wait_for_graph(states: Iterable[RankState]) -> Json | None:
     """Return the wait-for graph as a scene with its styles.
 
-    Blocked ranks have dashed circles. Red arrows form a cycle. The result is None if no rank is
-    blocked, or if the graph would have more than ``MAX_CIRCLES`` circles.
+    Blocked ranks have dashed circles, and the arrows of a cycle are red. The result is None if no
+    rank is blocked, or if the graph would have more than ``MAX_CIRCLES`` circles.
 
     >>> wait_for_graph([RankState(0, RankStatus.RUNNING)]) is None
     True
@@ -83,7 +83,7 @@ def waits_svg(states: Iterable[RankState]) -> str:
 
 
 def _circle_positions(n: int) -> list[Point]:
-    """Return positions clockwise from the top; two or three are in reading order."""
+    """Return positions clockwise from the top; up to three are in reading order."""
     radius = 36.0 if n < 4 else max(44.0, 26 / math.sin(math.pi / n))
     step = (-2 if n == 3 else 2) * math.pi / n
     angles = [step * k + (math.pi if n < 3 else -math.pi / 2) for k in range(n)]
@@ -92,13 +92,13 @@ def _circle_positions(n: int) -> list[Point]:
     return [(x - left, y - top) for x, y in ring]
 
 
-def _shifted_arrow(a: Point, b: Point, side: float, cyclic: bool) -> tuple[Shape, ...]:
+def _shifted_arrow(a: Point, b: Point, shift: float, cyclic: bool) -> tuple[Shape, ...]:
     """Return an arrow between two circles, shifted so that opposite arrows do not overlap."""
     style, head = ("wrong", "bad") if cyclic else ("mean", "full")
     ux, uy = ((q - p) / math.dist(a, b) for p, q in zip(a, b, strict=True))
     inset = RADIUS + GAP
-    start = a[0] + inset * ux - side * uy, a[1] + inset * uy + side * ux
-    end = b[0] - inset * ux - side * uy, b[1] - inset * uy + side * ux
+    start = a[0] + inset * ux - shift * uy, a[1] + inset * uy + shift * ux
+    end = b[0] - inset * ux - shift * uy, b[1] - inset * uy + shift * ux
     return arrow(start, end, style, head)
 
 

@@ -34,13 +34,13 @@ MAX_NAMES, MAX_WORKERS = 3, 10
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request from ``node`` to a server. Times are in seconds, None if the event did not happen.
+    """A request from ``node`` to a server. Times are in seconds, or None if unknown.
 
     ``version`` is the version that a pull returned, or that a push's gradient was computed from.
     A request is ``refused`` if the reply was an error. A gradient is ``dropped`` if it was too late
-    for its update. Other gradients stay in the inbox until they are ``applied``. ``nth`` is the
-    number of earlier gradients in the same update. ``awaiting`` contains the nodes that a pull
-    waits for when it arrives.
+    for its update. Other gradients stay in the inbox until the time ``applied``, which is
+    infinity if no update applies them. ``nth`` is the number of earlier gradients in the same
+    update. ``awaiting`` contains the nodes that a pull waits for when it arrives.
     """
 
     span: Span
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def answered(self) -> float:
-        """The time of the reply, or when the request was abandoned; otherwise infinity."""
+        """When the reply was sent or the request ended, whichever is earlier; infinity if never."""
         return min((t for t in (self.reply_sent, self.span.end) if t is not None), default=math.inf)
 
     @property
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def blocked(self) -> bool:
-        """True for a pull that waits for others or has no reply."""
+        """True for a pull that has arrived, and waits for others or has no reply."""
         waits = self.unanswered or bool(self.awaiting)
         return self.span.op is Op.PULL and self.arrived is not None and waits
 
@@ -102,7 +102,7 @@ class Status:
 StatusInterval = tuple[float, float | None, Status]
 #: The end of a node: rank, time [s], time of its replacement [s], and how it ended.
 Ending = tuple[int, float, float | None, str]
-#: A version of a key: time [s], number, staleness of its gradients, and its values if few.
+#: A version of a key: time [s], number, staleness by worker, and its values as text if few.
 Version = tuple[float, int, Mapping[int, int], str]
 #: Begin and end [s] of a wait, and the awaited nodes.
 Wait = tuple[float, float, tuple[int, ...]]
@@ -110,7 +110,7 @@ Wait = tuple[float, float, tuple[int, ...]]
 
 @dataclass
 class ServerHistory:
-    """The requests, updates and waits of a run, in time order."""
+    """The requests, updates and waits of a run."""
 
     roles: dict[int, str]  # "worker", "server" or "scheduler", by rank
     rule: Rule
@@ -178,14 +178,15 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
     for s in spans:
         fields = s.attributes
         if s.op is Op.MARK and "version" in fields and roles.get(s.rank) == "server":
-            server = s.rank if s.peer is None else s.peer  # a backup replaces its peer
+            # the peer of a backup's update is the server that it replaces
+            server = s.rank if s.peer is None else s.peer
             late = dict(zip(fields.get("workers", ()), fields.get("late", ()), strict=False))
             server_key = server, key_name(fields["key"])
             yield Update(server_key, fields["version"], s.start, s.end, late, s.after)
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
-    """Mark the gradients that arrived too late; the replies to each node state their number."""
+    """Mark the gradients that arrived too late; each reply states how many were dropped so far."""
     counted: Counter[tuple[int, ServerKey]] = Counter()
     pairs = [(reply, r) for r, reply in zip(requests, replies, strict=True) if reply]
     for reply, r in sorted(pairs, key=lambda pair: pair[0].start):
@@ -217,7 +218,7 @@ def _find_versions(history: ServerHistory) -> None:
 
 
 def _fill_inboxes(history: ServerHistory) -> None:
-    """Determine the update that applies each gradient, in order for each worker."""
+    """Determine the update that applies each gradient; a worker's are applied in order."""
     accepted = [
         (r.arrived, r)
         for r in history.requests
@@ -239,7 +240,7 @@ def _fill_inboxes(history: ServerHistory) -> None:
 
 
 def _find_waits(history: ServerHistory, trace: EventLog) -> None:
-    """Determine the waits of the drawn workers: for gradients, registrations and barriers."""
+    """Determine the waits for registrations and barriers and, for drawn workers, for gradients."""
     workers, nodes = history.ranks_of("worker"), history.ranks_of("worker", "server")
     drawn, clocks = workers[:MAX_WORKERS], _Clocks(history, workers)
     for r in history.requests:
@@ -297,7 +298,7 @@ class _Clocks:
 def _absences(
     members: Sequence[int], arrivals: Mapping[int, float], begin: float, end: float
 ) -> Iterator[Wait]:
-    """Yield the waits for absent members, one between each pair of arrivals."""
+    """Yield a wait for the absent members in each interval between arrivals."""
     changes = sorted({time for time in arrivals.values() if begin < time < end})
     for a, b in pairwise([begin, *changes, end]):
         if absent := tuple(n for n in members if arrivals.get(n, math.inf) > a):
@@ -329,7 +330,7 @@ def statuses(
 def _status_intervals(
     items: list[StatusInterval], names: dict[int, str]
 ) -> Iterator[StatusInterval]:
-    """Yield the statuses of a node from the start."""
+    """Yield the statuses of a node in time order."""
     for begin, end, active in intervals([(-math.inf, None, Status()), *items]):
         latest = {status.kind: status for status in active}
         awaited = tuple(sorted({n for status in active for n in status.awaited}))

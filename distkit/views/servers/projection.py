@@ -27,7 +27,7 @@ from distkit.views.servers.history import (
 )
 
 #: Maximum numbers of drawn keyframes (the last ones of a run), of drawn servers, and of updates
-#: among which the first moment is chosen.
+#: among which the opening moment is chosen.
 MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
 
 
@@ -44,8 +44,8 @@ class Row:
 class Keyframe:
     """An event from ``src`` to ``dst``, with its times [s]; ``end`` is None if it never ended.
 
-    ``caption`` and ``details`` describe the event. It is ``lost`` if a server refused the value or
-    dropped it as late.
+    ``caption`` and ``details`` describe the event. A message is ``lost`` if the server refused it,
+    or dropped its gradient as too late.
     """
 
     kind: str  # a key of ``_TEXTS``, "update" or "death"
@@ -63,8 +63,7 @@ class Keyframe:
 class ServerProjection:
     """The data needed to draw a run. Times are in seconds.
 
-    ``notices`` are warnings for the reader.
-    ``notes`` are other remarks, such as omissions.
+    ``notices`` are warnings, and ``notes`` are other remarks, such as omissions.
     """
 
     trace: EventLog
@@ -186,7 +185,7 @@ def _details(
     """Return the details of a request."""
     size = [human_bytes(r.span.nbytes) if r.span.nbytes else "", format_values(r.value)]
     if r.arrived is None:
-        return "not arrived" if r.reply_received is None else "not recorded by its server"
+        return "did not arrive" if r.reply_received is None else "not recorded by its server"
     if kind == "register":
         present = sum(time <= r.arrived for time in history.registered.values())
         return f"{present} of {len(history.ranks_of('worker', 'server'))} have registered"

@@ -234,7 +234,7 @@ class _Renderer:
                     x=12,
                     y=height - 8,
                 ),
-                text("" if keys[server] else "no key", "words", x=12, y=HEADING_HEIGHT + 17),
+                text("" if keys[server] else "no keys", "words", x=12, y=HEADING_HEIGHT + 17),
                 layer=CARD,
             )
             self.point[server] = x + w / 2, MARGIN + height
@@ -283,7 +283,7 @@ class _Renderer:
     # -- states ----------------------------------------------------------------------------
 
     def _slot(self, layout: KeyLayout, g: Request) -> Point:
-        """Return the position of a gradient: the slot of its worker, or the slot of its number."""
+        """Return the position of a gradient: the slot of its worker, or else of its number."""
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
 
@@ -311,7 +311,7 @@ class _Renderer:
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
 
     def _draw_versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
-        """Draw the versions of a key, its values if few, and the staleness of the last update."""
+        """Draw the versions of a key, with values if there are few, and each update's staleness."""
         self.scene.add(
             *layout.pill,
             text("no value yet", "small", x=19, y=4, anchor="end"),
@@ -440,7 +440,7 @@ class _Renderer:
                 # the color of its waits
                 rect(8, BAR_HEIGHT, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),
                 text(f"waits {100 * waited / (RIGHT - LEFT):.0f}%", "small", x=RIGHT + 20, y=11),
-                title(f"{run.names[w]}: solid: waits for others, faint: computes"),
+                title(f"{run.names[w]}: waits for others (solid), computes (faint)"),
                 path(bars["waits"], "own", lane=self._lane(w)),
                 path(bars["works"], "works", lane=self._lane(w)),
             )
@@ -509,7 +509,7 @@ def _shortened_name(row: Row, w: float) -> tuple[str, float]:
 
 
 def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
-    """Yield the values of a key as a tooltip, and before its version if they fit."""
+    """Yield the values of a key as a tooltip and, if they fit, as text before its version."""
     yield rect(w + 10, 47, "hover", x=-5, y=-2)
     yield title(f"{row.key} v{version} = {values}")
     _, x_size = _shortened_name(row, w)
@@ -521,7 +521,7 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
 def _box(
     w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
-    """Return a gradient, with its label if it fits."""
+    """Return the box of a gradient, with its label if it fits."""
     box = rect(w, h, "own", x=x, y=y, r=min(4, w / 2), lane=lane)
     if w < 5 + 6 * len(words):
         return (box,)
@@ -532,7 +532,7 @@ def _box(
 def _pill(
     version: int, style: str, text_style: str, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
-    """Return a version number, centered."""
+    """Return a pill with a version number, centered at x, y."""
     label = f"v{version}"
     w = max(34, 8 * len(label) + 14)
     return (

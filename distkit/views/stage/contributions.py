@@ -23,7 +23,7 @@ from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
-#: Maximum numbers of ranks to follow, and of tensors to remember per rank.
+#: Maximum numbers of ranks to trace, and of tensors to remember per rank.
 MAX_RANKS, MAX_TENSORS = 64, 16
 
 
@@ -122,7 +122,7 @@ def _pop_round(
     round_: Round,
     unmatched: dict[tuple[int, int], list[tuple[Message, Span]]],
 ) -> Iterator[Transfer]:
-    """Pop and yield the messages of a round; skip missing or incomplete messages."""
+    """Pop the messages of a round, and yield those that were received."""
     columns = np.broadcast_arrays(round_.src, round_.dst, round_.chunk, round_.count, round_.reduce)
     for src, dst, chunk, count, reduce in zip(*(c.tolist() for c in columns), strict=True):
         if queue := unmatched.get((members[src], members[dst])):
@@ -153,7 +153,7 @@ class Piece:
     """A chunk of a tensor, or the whole tensor, with its contributing ranks.
 
     The ranks in ``certain`` have contributed; those in ``possible`` may have contributed. Both are
-    empty if unknown. Tensors with the same recorded ``values`` are the same piece.
+    empty if unknown. The recorded ``values`` identify the piece in later operations of its rank.
     """
 
     certain: frozenset[int] = frozenset()

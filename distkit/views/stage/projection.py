@@ -87,11 +87,11 @@ class Keyframe:
 
 @dataclass(frozen=True)
 class Stage:
-    """The data needed to draw a run. Times are in rounds.
+    """The data needed to draw a run.
 
     ``sent`` contains the pairs of drawn ranks that communicate, sender first. ``rounds`` contains
-    the keyframes of each round; rounds in which nothing arrives are last. ``frame`` contains the
-    fields of the picture around its scene.
+    the keyframes of each round, with times in seconds; rounds in which nothing arrives are last.
+    ``changes`` have times in rounds. ``frame`` contains the fields of the picture except its scene.
     """
 
     names: dict[int, str]
@@ -122,7 +122,7 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
     calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
     keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= max_calls]
     names, rounds = {rank: name(info, rank) for rank in ranks}, _rounds(keyframes)
-    waiting = "waiting for the first message" if live else NO_MESSAGES
+    waiting = "waiting for the first operation" if live else NO_MESSAGES
     frame = {
         "title": clean(info.name) or "Stage",
         "view": "stage",
@@ -152,7 +152,8 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
 def arrange(ranks: Sequence[int], hosts: Mapping[int, str]) -> dict[int, Point]:
     """Return the position of every rank, x and y in [0, 1].
 
-    The ranks of each host form a row. On a single host, the ranks form a circle.
+    The ranks of each host form a row. With only one host, or only one rank per host, the ranks form
+    a circle.
 
     Args:
         ranks: all ranks.
@@ -216,7 +217,7 @@ def _line(s: Span) -> str:
 
 
 def _collectives(trace: EventLog) -> Iterator[Keyframe]:
-    """Yield the collectives; their members meet when the last one arrives."""
+    """Yield the collectives; their members meet between the last arrival and the first exit."""
     started = (s for s in trace.spans if s.op in COLLECTIVES and s.state is not State.SCHEDULED)
     for spans in trace.grouped_by_match(started):
         members = sorted(spans, key=lambda s: s.rank)
@@ -243,8 +244,8 @@ def _collectives(trace: EventLog) -> Iterator[Keyframe]:
 def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Keyframe]:
     """Return the keyframes sorted by end, with their rounds.
 
-    A keyframe is one round after the latest of its senders. The messages of an all-reduce have the
-    rounds of its schedule.
+    The round of a keyframe follows the latest round of its senders. The messages of an all-reduce
+    have the rounds of its schedule.
     """
     first_rounds: dict[int, int] = {}  # first round of each all-reduce
     latest: dict[int, int] = defaultdict(lambda: -1)  # round of each rank
@@ -283,7 +284,7 @@ def _changes(contributions: Contributions, keyframes: list[Keyframe]) -> list[tu
 
 
 def _begin(number: int) -> float:
-    """Return the time of a send in rounds; sends of the first round begin at 0."""
+    """Return when a round's senders change their tensors, in rounds; 0 for the first round."""
     return number + 1 - FLIGHT_TIME if number else 0.0
 
 
@@ -321,7 +322,7 @@ def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
 
 
 def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
-    """Return the participants of a keyframe."""
+    """Return the operation and participants of a keyframe as text; "send" is left out."""
     ranks = [
         names.get(r, f"rank {r}") for r in dict.fromkeys(keyframe.senders + keyframe.receivers)
     ]
@@ -335,11 +336,11 @@ def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
 
 
 def details_of(keyframe: Keyframe) -> list[str]:
-    """Return the details of a keyframe: chunks, effect, root, size, and a note if it is missing."""
+    """Return a keyframe's details: chunks, effect, root, size, and whether it is unfinished."""
     payload, missing = keyframe.payload, "not received" if keyframe.sent else "not sent"
     texts = [
         (f"{'chunk' if payload.count == 1 else 'chunks'} {payload.chunks}", payload.at is not None),
-        ("added" if payload.reduce else "replaces", payload.reduce is not None),
+        ("added" if payload.reduce else "replaced", payload.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
         (missing if keyframe.meeting_time is None else "not finished", keyframe.end is None),
@@ -380,7 +381,7 @@ def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) 
 def _panels(
     rounds: Sequence[Sequence[Keyframe]], names: Mapping[int, str], start: float
 ) -> list[list[object]]:
-    """Return keyframe (-1: the start), title and end time of each panel.
+    """Return the keyframe (-1: the start), title and end time of each panel.
 
     The panels are the start and all rounds, or a few evenly spaced rounds. The run begins at
     ``start`` [s].

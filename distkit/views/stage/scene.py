@@ -1,6 +1,6 @@
 """Draws the stage: a card per rank with the chunks of its tensor, and moving messages.
 
-projection.py turns a run into keyframes with rounds and positions the ranks, and contributions.py
+projection.py positions the ranks and converts a run to rounds of keyframes, and contributions.py
 traces the contributions of ranks.
 """
 
@@ -108,14 +108,14 @@ class Field:
     @property
     def card(self) -> tuple[float, float]:
         """Width and height of a card."""
-        strip, high = self.strip
+        strip, height = self.strip
         badge = 2 * self.radius
-        return (badge + BADGE_GAP + strip if strip else badge), max(high, badge)
+        return (badge + BADGE_GAP + strip if strip else badge), max(height, badge)
 
     def cell(self, rank: int, i: int, count: int) -> tuple[float, float, float]:
         """Return the upper left corner and the width of a piece of a rank's tensor."""
-        (x, y), (w, _), (strip, high) = self.centers[rank], self.card, self.strip
-        return x + w / 2 - strip + i * strip / count, y - high / 2, strip / count
+        (x, y), (w, _), (strip, height) = self.centers[rank], self.card, self.strip
+        return x + w / 2 - strip + i * strip / count, y - height / 2, strip / count
 
     def badge(self, rank: int) -> Point:
         """Return the center of a rank's badge."""
@@ -145,7 +145,7 @@ class Field:
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
     def _spread(self, places: Sequence[Point]) -> tuple[float, float]:
-        """Return the distances between the outermost cards at which no cards overlap."""
+        """Return the distances between the outermost cards; shorten the strips if cards overlap."""
         n, (w, h), levels = len(places), self.card, len({y for _, y in places})
         circle = n > 2 and not self.host_gap
         height = max(levels - 1, 0) * (h + ROW_GAP + self.rank_gap)
@@ -212,7 +212,7 @@ class _Renderer:
             self.scene.add(0, 0, head, layer=LINK)
 
     def _draw_badges(self) -> None:
-        """Draw a badge per rank, with a number if it fits, and a name."""
+        """Draw a badge per rank, with a number if it fits, and any name other than "rank N"."""
         r = self.field.radius
         for rank, name in self.stage.names.items():
             lane, (x, y) = self.lanes[rank], self.field.badge(rank)
@@ -251,7 +251,7 @@ class _Renderer:
         self, rank: int, n: int, spans: list[tuple[float, tuple[Piece, ...], float | None]]
     ) -> None:
         """Draw a rank's tensor, with chunk numbers, while it has n chunks."""
-        (x, y, w), high = self.field.cell(rank, 0, n), self.field.strip[1]
+        (x, y, w), height = self.field.cell(rank, 0, n), self.field.strip[1]
         for i in range(n):
             cells = [(begin, pieces[i], end) for begin, pieces, end in spans]
             for _, group in groupby(cells, key=lambda cell: (cell[1].certain, cell[1].possible)):
@@ -262,12 +262,12 @@ class _Renderer:
         if n < 2:
             return
         interval: Any = {"begin": spans[0][0], "end": spans[-1][2], "layer": CHUNK}
-        cuts = path("".join(f"M{i * w:.1f} 0v{high:g}" for i in range(1, n)), "cut")
+        cuts = path("".join(f"M{i * w:.1f} 0v{height:g}" for i in range(1, n)), "cut")
         self.scene.add(x, y, cuts, **interval)
         if n <= 10 and w > 16:
             places = tuple(round((i + 0.5) * w, 1) for i in range(n))
             digits = "".join(map(str, range(n)))
-            self.scene.add(x, y, letters(digits, "chunk", places, y=high / 2 + 4.5), **interval)
+            self.scene.add(x, y, letters(digits, "chunk", places, y=height / 2 + 4.5), **interval)
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
@@ -303,7 +303,7 @@ class _Renderer:
             self.scene.hold_frame(i, x, y, outline, layer=BADGE)
 
     def _move_piece(self, keyframe: Keyframe, a: Point, b: Point) -> None:
-        """Move a message's piece, or a dot if the piece is unknown or does not fit."""
+        """Move a message's piece, or a dot if the piece is unknown or there are no strips."""
         payload, (src,), (dst,) = keyframe.payload, keyframe.senders, keyframe.receivers
         times: Any = {"begin": keyframe.begin, "end": keyframe.end}
         if not self.strips or not (payload.piece.certain or payload.piece.possible):
@@ -331,7 +331,7 @@ class _Renderer:
     # -- collectives ------------------------------------------------------------------------
 
     def _draw_meeting(self, i: int, keyframe: Keyframe, meeting_time: float) -> None:
-        """Move the members to the hub, and the result back."""
+        """Move a dot from each sender to the hub, and from the hub to each receiver."""
         hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
         self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)
         self.scene.hold_frame(i, *hub, middle, layer=DOT)
@@ -377,7 +377,7 @@ def _apply_change(pieces: tuple[Piece, ...], change: Change) -> tuple[Piece, ...
 
 @cached_drawing
 def _tooltip(piece: Piece) -> tuple[Shape, ...]:
-    """Return the tooltip of a chunk, with its contributions."""
+    """Return the tooltip of a chunk, which lists its contributions."""
     parts = (
         ("contributions of rank", piece.certain),
         ("possible contributions of rank", piece.possible),

@@ -3,11 +3,12 @@
 Operations are stored as columns, so converting a million events takes about one second. They are
 sorted by lane, row and start, so that the renderer finds the visible ones by binary search.
 Operations with the same properties share a category, which is stored once. During a run, the
-columns are recomputed with each batch of events.
+columns are recomputed with each update.
 
 A rank *waits* in an operation from the end of its other activity (calls and marked computation)
 until the last rank that the operation needs has arrived. Ranks that have finished do not wait, so
-the final barrier, after which no rank computes or sends, does not count as communication.
+the time until the last member arrives at a final barrier counts neither as waiting nor as
+communication. After a final barrier, its members only pull or enter further barriers.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ MIN_WAIT = 1e-6
 class Waits:
     """The waits of a run, with one element per operation.
 
-    ``since`` is the start of the wait and ``waited`` its duration [s]. ``is_final`` marks the final
-    barrier.
+    ``since`` is the start of the wait and ``waited`` its duration [s]. ``is_final`` marks the
+    final barriers.
     """
 
     since: Floats
@@ -91,7 +92,7 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, max_bars: int | None = None) -> Json:
-        """Return all bars, or the first ``max_bars``, and their arrows as objects."""
+        """Return the picture with bars, at most ``max_bars``, and their arrows as objects."""
         chosen = self.drawn.copy()
         if max_bars is not None:
             drawn = np.flatnonzero(chosen)
@@ -103,7 +104,7 @@ class Columns:
         }
 
     def arrows_of(self, chosen: Bools) -> Ints:
-        """Return the arrows that begin or end at any of these operations."""
+        """Return the arrows that begin or end at any of the chosen operations."""
         is_chosen, pairs = np.append(chosen, False), self.pairs  # index -1 is the appended element
         arrows: Ints = np.flatnonzero(
             pairs.is_started & ~pairs.is_partial & (is_chosen[pairs.send] | is_chosen[pairs.recv])
@@ -149,7 +150,7 @@ class Columns:
     # -- in columns ---------------------------------------------------------------
 
     def tracks(self) -> tuple[Ints, list[list[int]]]:
-        """Return the operations by lane and row, and ``[rank, mark, row, count]`` of each row."""
+        """Return the drawn operations by lane and row, and ``[rank, mark, row, count]`` per row."""
         ops = self.ops
         drawn = np.flatnonzero(self.drawn)
         keys = np.stack([ops.rank[drawn], ops.mark[drawn].astype(np.int64), self.row[drawn]])
@@ -211,7 +212,7 @@ class Columns:
         return last if self.ops.ended.all() else max(last, self.info.until or 0.0)
 
     def of_rank(self, rank: int) -> slice:
-        """Return the operations of a rank."""
+        """Return the slice of a rank's operations."""
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
@@ -228,9 +229,8 @@ class Columns:
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """Return the start and end times of a rank's communication.
 
-        Open calls end when the rank died or the picture ends.
-        An asynchronous call during which the rank begins marked computation counts only from the
-        end of the last such computation.
+        Open calls end when the rank died or the picture ends. An asynchronous call during which the
+        rank begins marked computation counts only from the end of the last such computation.
         """
         ops, part, waited = self.ops, self.of_rank(rank), self.waits.waited
         communicates = ~ops.mark[part] & ~(~ops.ended[part] & ops.scheduled[part])
@@ -252,7 +252,7 @@ class Columns:
 
     @cached_property
     def waits(self) -> Waits:
-        """The waits; empty during a run."""
+        """The waits, which are computed only after the run has ended."""
         if self._live:
             none = np.zeros(len(self.ops))
             return Waits(since=none, waited=none, is_final=none > 0)
@@ -271,7 +271,7 @@ class Columns:
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic between hosts, if there are several."""
+        """Traffic between hosts; empty for a single host."""
         hosts = hosts_if_several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 
@@ -322,7 +322,7 @@ def length(starts: Floats, ends: Floats) -> float:
 
 @lru_cache(10_000)
 def category_of(category: Category) -> Json:
-    """Return the shared properties of operations as plain data; callers must not modify it."""
+    """Return the shared properties of operations as plain data; do not modify the result."""
     label = "buffer used before wait()" if category.op is Op.TOUCH else label_of(category)
     if category.op in STORES:  # show the call's arguments as in the program
         label = call(category).removesuffix(")").partition("(")[2]
@@ -374,7 +374,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def compact(**fields: Any) -> Json:
-    """Drop empty fields; None is kept where it means "not yet"."""
+    """Drop empty fields, but keep the time of an event that has not happened as None."""
     nullable = ("end", "sent", "received")
     return {k: v for k, v in fields.items() if k in nullable or v not in (None, "", [])}
 
@@ -439,7 +439,11 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
 
 
 def _arrival(ops: Operations, pairs: Pairs) -> Floats:
-    """Return when the last rank that each operation needs has arrived; infinity if never."""
+    """Return when the last rank that each operation needs has arrived.
+
+    The result is infinity for a receive whose message was never sent, and -infinity for an
+    operation that needs no other rank.
+    """
     arrival = np.full(len(ops), -np.inf)
     tied = pairs.collective >= 0
     last = np.full(pairs.collective_count, -np.inf)
@@ -475,9 +479,9 @@ def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
 def packed(columns: Columns, *, thin: bool = False) -> Json:
     """Return the frame with bars and arrows as ``columns``, which js/columns.js decodes.
 
-    ``columns`` contains the text and, as ``bytes``, the concatenated little-endian arrays;
-    ``parts`` lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations have
-    values.
+    ``columns`` contains the categories and tracks and, as ``bytes``, the concatenated little-endian
+    arrays; ``parts`` lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations
+    have values.
     """
     ops, pairs = columns.ops, columns.pairs
     order, tracks = columns.tracks()

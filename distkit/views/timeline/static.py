@@ -46,7 +46,7 @@ LEGEND = {
     "W": "gradient of weights",
     "": "computation",
 }
-#: The strength of a bar's color by style; a full bar has no outline.
+#: The strength of a bar's color by style; a bar of full strength has no outline.
 STRENGTHS = {
     "send": 1.0,
     "collective": 1.0,
@@ -85,7 +85,7 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
     """Return the picture without its card, for use in another picture, and its height.
 
     Args:
-        picture: a projection's snapshot.
+        picture: a picture with bars and arrows as objects, as from ``Columns.picture``.
         limit: maximum number of operations; a notice states how many are drawn.
     """
     renderer = _Renderer(_part(picture, limit))
@@ -127,7 +127,7 @@ def _part(picture: Json, limit: int) -> Json:
 
 
 class _Lane:
-    """A lane: rows of communication above rows of marked computation [px]."""
+    """The geometry of a lane [px]: rows of communication above rows of marked computation."""
 
     def __init__(self, data: Json, number: int, top: float) -> None:
         self.data, self.top = data, top
@@ -163,7 +163,7 @@ class _Renderer:
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
-        #: The labels of the marks that have space for them.
+        #: Labels of marks, if at least one mark has space for its label or a short form of it.
         self.fitting_labels = {
             bar["label"]
             for bar in picture["bars"]
@@ -179,7 +179,7 @@ class _Renderer:
         )
 
     def _arrange(self, y: float) -> float:
-        """Place the lanes from ``y`` on and return their bottom edge."""
+        """Place the lanes below ``y`` and return their bottom edge."""
         drawn = self.picture["lanes"]
         if not drawn:
             return y + 60
@@ -204,7 +204,7 @@ class _Renderer:
             yield self._foot()
 
     def _content(self) -> Iterator[str]:
-        """Yield the content of the lanes."""
+        """Yield the time axis and the content of the lanes."""
         yield from self._axis()
         bars = self.picture["bars"]
         arrows = [
@@ -282,7 +282,7 @@ class _Renderer:
     # -- the picture ----------------------------------------------------------------
 
     def _box(self, bar: Json) -> Box:
-        """Return the box of a bar; open bars extend to the right edge or a rank's death."""
+        """Return the box of a bar; open bars extend to the right edge or their rank's death."""
         lane, left = self.lanes[bar["rank"]], self.x(bar["start"])
         end = lane.data.get("died") if bar["end"] is None else bar["end"]
         right = RIGHT + 3 if end is None else self.x(end)
@@ -319,7 +319,7 @@ class _Renderer:
     def _label(self, bar: Json) -> tuple[str, bool]:
         """Return the longest label for which a bar has space, and whether it follows the bar.
 
-        A label follows a mark if all marks with that label are too thin for it.
+        A label follows a mark if no mark with that label has space for it.
         """
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
         if style != "mark" or width < MIN_LABELED or bar.get("label") in self.fitting_labels:
@@ -333,7 +333,7 @@ class _Renderer:
         return fitting(labels, width - min(8, width / 4), 11.5) if height >= 11 else ""
 
     def _labels(self, bar: Json, style: str) -> list[str]:
-        """Return possible labels of a bar, longest first."""
+        """Return the possible labels of a bar, longest first."""
         op, label, call = bar["op"], bar.get("label", ""), bar["op"]
         if bar["kind"] == "mark":
             name, arrow, _ = label.partition(" → ")
@@ -367,7 +367,7 @@ class _Renderer:
             yield svg.text(x + 10, y + 4, "died", WARNING_LIGHT, 'font-weight="700"')
 
     def _bands(self) -> Iterator[str]:
-        """Yield a band between the members of each collective, from lane to lane."""
+        """Yield bands that connect the members of each collective, from lane to lane."""
         collectives: dict[str, list[Json]] = defaultdict(list)
         for bar in self.picture["bars"]:
             if "collective" in bar and _style(bar) != "paused":
@@ -381,7 +381,7 @@ class _Renderer:
                 yield _band(self.boxes[upper["id"]], self.boxes[lower["id"]], color, adjacent)
 
     def _arrow(self, arrow: Json) -> tuple[str, str]:
-        """Return the shaft and the head of an arrow; if one end is missing, it is a stub."""
+        """Return the shaft and the head of an arrow; an arrow with a missing end is a stub."""
         send, recv = self.boxes.get(arrow.get("send")), self.boxes.get(arrow.get("recv"))
         (y1, h1), (y2, h2) = self._extent(send, arrow["src"]), self._extent(recv, arrow["dst"])
         down = 1 if y2 >= y1 else -1
@@ -389,7 +389,7 @@ class _Renderer:
             lane = self.lanes[arrow["dst"]]
             y2, h2 = lane.middle, lane.height - 2 * PAD
         y1 += down * h1 / 2
-        # at the edge of the lane or of its rows, else in the middle of the bar
+        # the arrow ends at the edge of the lane or its rows, or else in the middle of the bar
         y2 -= down * h2 / 2 if not recv or h2 > self.lanes[arrow["dst"]].height - 2 * PAD - 1 else 0
         sent, received = arrow["sent"], arrow["received"]
         if sent is None:
@@ -416,7 +416,7 @@ class _Renderer:
 
 
 def _band(upper: Box, lower: Box, color: str, adjacent: bool) -> str:
-    """Return a band between two bars; across other lanes, it is only an outline."""
+    """Return a band between two bars; a band that crosses other lanes is only an outline."""
     (x1, y1, w1, h1), (x2, y2, w2, _) = upper, lower
     top, middle = y1 + h1, (y1 + h1 + y2) / 2
     path = (

@@ -25,7 +25,7 @@ class Timeline(View):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out the text and totals around the picture.
+        bare: whether to leave out notices and totals.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -48,7 +48,7 @@ class Timeline(View):
         return packed(self._columns, thin=self._following)
 
     def _drawn(self) -> Json:
-        """Return the operations of the static picture, as objects."""
+        """Return the data of the static picture, with operations and messages as objects."""
         return self._apply_bare(self._columns.picture(3 * MAX_BARS))
 
     def _svg(self) -> str:
@@ -59,7 +59,7 @@ class Timeline(View):
 
 
 def describe(picture: Json) -> str:
-    """Return the numbers, totals and notices of a timeline."""
+    """Return the title, totals and notices of a timeline as text."""
     if picture.get("bare"):
         return f"{picture['title']}: {', '.join(picture['facts'])}"
     facts = ", ".join([*picture["facts"], *totals(picture)])

@@ -1,6 +1,6 @@
 """Writes stand-alone replay pages: a single file without a server or external resources.
 
-Each run has its views as tabs. One script contains the modules of js/ that they need.
+Each run has a tab per view. A single script contains the modules of js/ that the views need.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pictures(trace: EventLog) -> dict[str, Json]:
 
 
 def renderer(view: str) -> str:
-    """Return the name of a view's script in assets.py."""
+    """Return the name of the script that draws a view; see assets.py."""
     return "timeline" if view == "timeline" else "scene"
 
 
@@ -177,7 +177,7 @@ def _panel(name: str, several: bool) -> str:
 
 
 def _tabs(kind: str, names: Mapping[str, str]) -> str:
-    """Return the tabs of several panels, by the panel's id."""
+    """Return the HTML of tabs with these names, by panel id; "" if there is only one."""
     if len(names) < 2:
         return ""
     buttons = (

@@ -43,7 +43,7 @@ class Live(Protocol):
         """True if the trace is complete."""
 
     def subscribe(self, callback: Callable[[Sequence[Event]], None], /) -> Callable[[], None]:
-        """Call ``callback`` with all current events, each new batch, and finally no events.
+        """Call ``callback`` with all events so far, with each new batch, and finally with none.
 
         The callback may be called from any thread.
 
@@ -99,7 +99,7 @@ class View(anywidget.AnyWidget):
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
-        bare: whether to leave out the text and totals around the picture.
+        bare: whether to leave out notices, explanations, verdicts and totals.
 
     Raises:
         TypeError: ``source`` has no trace.
@@ -185,7 +185,7 @@ class View(anywidget.AnyWidget):
             return {**with_theme(self._apply_bare(self._picture())), "updates": self._updates}
 
     def _apply_bare(self, picture: Json) -> Json:
-        """Return the picture, without text and totals if the view is bare."""
+        """Return the picture, without notices, explanations and verdicts if the view is bare."""
         bare = {"notices": [], "notes": [], "verdicts": [], "description": "", "bare": True}
         return picture | bare if self._bare else picture
 
