@@ -47,7 +47,7 @@ _MORE = re.compile(r"\n+(?=Other ranks that raised:|The others were stopped:)")
 
 
 class Moment(Protocol):
-    """The position of a stepped run after one of its steps."""
+    """The state of a stepped run before its first step, or after a step."""
 
     @property
     def events(self) -> int:

@@ -49,7 +49,7 @@ export function totals({ frame }, color) {
   ].filter(Boolean);
 }
 
-// Per rank: the fraction of time in communication, and in waiting (hatched).
+// Per rank: the fraction of time in communication, and the part spent waiting (hatched).
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
   const label = h("span", {}, "time in communication", waits ? ", including waiting (hatched)" : "");

@@ -17,7 +17,7 @@ export class Script {
     this.first = Math.min(0, this.at(start)); // 0: nothing precedes the first keyframe
   }
 
-  // The latest ended keyframe, -1 if none.
+  // The index of the last keyframe that has ended, or -1.
   at(time) {
     return d3.bisector((x) => x).right(this.ends, time) - 1;
   }

@@ -155,7 +155,7 @@ class Cell:
 
 
 class Table:
-    """A table of tensors with one column per rank and one scale per row, visible for one step.
+    """A table of tensors with one scale per row, visible for one step.
 
     Args:
         scene: the scene to which marks are added.
