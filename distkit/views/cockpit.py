@@ -92,7 +92,7 @@ class Steppable(Live, Protocol):
 
     @property
     def position(self) -> int:
-        """Index of the moment shown; the last one is the present."""
+        """Index of the moment shown; the last moment is the present."""
 
     @property
     def playing(self) -> bool:
@@ -268,7 +268,7 @@ def to_svg(steps: Json, picture: Json) -> str:
 
     Args:
         steps: the result of :func:`project`.
-        picture: a snapshot of the timeline's projection.
+        picture: the timeline's picture.
     """
     parts, y = [svg.heading(24, 32, steps["name"], position_text(steps))], 58.0
     lines = [

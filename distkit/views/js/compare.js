@@ -90,7 +90,7 @@ export class Compare extends Timeline {
         [h("dt", {}, name), h("dd", {}, words.join(", "))]))];
   }
 
-  // The name of each other run, and the time difference of its matching operation.
+  // For each other run: its name, and the matching operation with its time differences.
   counterparts(item) {
     const { store } = this;
     if (item.i === undefined) return [];

@@ -104,7 +104,7 @@ function setEnabled(button, why, title) {
   button.title = why || title;
 }
 
-// Number of ranks per state: "2 paused", "1 blocked".
+// The number of ranks in each state, such as "2 paused" or "all blocked".
 export function chips({ ranks }) {
   const words = ["paused", "blocked", "running", "finished", "stopped", "failed", "died"];
   return words.map((word) => [word, ranks.filter(({ status }) => status === word)])

@@ -21,8 +21,8 @@ export class Runs extends Store {
     return { bars: union("bars"), arrows: union("arrows") };
   }
 
-  // The matching operation of each run: the n-th one with the same rank, name and peer; -1 if
-  // there is none.
+  // The matching operation of each run: the n-th one with the same rank, name and peer and, for
+  // computation, the same label; -1 if there is none.
   matching(i) {
     const { keys, lists } = this.#numbered();
     const n = this.run(i);

@@ -421,7 +421,7 @@ def _lanes(rank: Ints) -> list[tuple[int, slice]]:
 
 
 def _last_active(ops: Operations, final: Floats) -> Floats:
-    """Return when each operation's rank was last active elsewhere, or called the operation."""
+    """Return when each operation's rank was last active outside it, or called the operation."""
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
