@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import traces
-from traces import ring
+from traces import ping_pong, ring
 
 from distkit.trace.trace import Trace
 from distkit.views.scenes import Gradients, Stage, Tensors
@@ -74,6 +74,19 @@ def test_updates_are_sent_in_batches(slow, monkeypatch):
     first, last = browser.updates
     assert first["live"] and not last["live"] and first["operations"] < last["operations"] == 48
     assert [first["updates"], last["updates"]] == [1, 2]
+
+
+@pytest.mark.parametrize(("rounds", "has_live_values"), [(3, True), (150, False)])
+def test_tensor_values_of_a_long_run_are_sent_at_its_end(
+    slow, monkeypatch, rounds, has_live_values
+):
+    run = FakeRun(ping_pong(rounds))
+    browser = Browser(Timeline(run), monkeypatch)
+    run.publish(run.complete.events)
+    assert browser.arrived.wait(60)
+    run.end()
+    sizes = [{name: n for name, _, n in p["columns"]["parts"]} for p in browser.updates]
+    assert [n["numbers"] > 0 for n in sizes] == [has_live_values, True]
 
 
 class EndsEarly(FakeRun):

@@ -43,8 +43,8 @@ from distkit.views.scene.frame import (
     unfinished_verb,
 )
 
-#: Maximum number of operations drawn with tensor values, keyed by ``thin``.
-MAX_OPS_WITH_VALUES = {False: 2_000, True: 400}
+#: Maximum number of operations that are drawn with the values of their tensors.
+MAX_WITH_VALUES = 2_000
 
 #: Minimum duration of a reported wait [s].
 MIN_WAIT = 1e-6
@@ -476,12 +476,12 @@ def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
 # -- for the browser ------------------------------------------------------------------
 
 
-def packed(columns: Columns, *, thin: bool = False) -> Json:
+def packed(columns: Columns, max_with_values: int = MAX_WITH_VALUES) -> Json:
     """Return the frame with bars and arrows as ``columns``, which js/columns.js decodes.
 
     ``columns`` contains the categories and tracks and, as ``bytes``, the concatenated little-endian
-    arrays; ``parts`` lists the arrays as ``[name, type, length]``. With ``thin``, fewer operations
-    have values.
+    arrays; ``parts`` lists the arrays as ``[name, type, length]``. The first ``max_with_values``
+    operations include the values of their tensors.
     """
     ops, pairs = columns.ops, columns.pairs
     order, tracks = columns.tracks()
@@ -501,7 +501,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
         "send": ("i4", index_of[pairs.send[arrows]]),
         "recv": ("i4", index_of[pairs.recv[arrows]]),
     }
-    valued, numbers = _values(columns, index_of, thin)
+    valued, numbers = _values(columns, index_of, max_with_values)
     parts |= {"valued": ("i4", valued), "numbers": ("f4", numbers)}
     waits = columns.waits
     waiting = np.flatnonzero(columns.drawn & ~waits.is_final & (waits.waited > MIN_WAIT))
@@ -522,7 +522,7 @@ def packed(columns: Columns, *, thin: bool = False) -> Json:
 
 
 def _values(
-    columns: Columns, index_of: NDArray[np.int64], thin: bool
+    columns: Columns, index_of: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return five integers per tensor, and the values of all tensors.
 
@@ -531,12 +531,13 @@ def _values(
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []
-    first = np.argsort(columns.ops.begin)[: MAX_OPS_WITH_VALUES[thin]]
+    first = np.argsort(columns.ops.begin)[:limit]
     for i, pair in zip(index_of[first].tolist(), columns.ops.values(first), strict=True):
         for when, summary in enumerate(pair):
             if summary is not None and i >= 0:
-                size = min(summary.size, 2**31 - 1)
-                heads.append((i, when, size, summary.sampled, len(summary.values)))
+                heads.append(
+                    (i, when, min(summary.size, 2**31 - 1), summary.sampled, len(summary.values))
+                )
                 bodies.append((summary.norm, summary.min, summary.max, *summary.values))
     with np.errstate(over="ignore"):
         numbers = np.array([*chain.from_iterable(bodies)], np.float64).astype("<f4")

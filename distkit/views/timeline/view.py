@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from distkit.trace.log import EventLog
 from distkit.views.scene.frame import Json, notice_lines
-from distkit.views.timeline.columns import Columns, packed
+from distkit.views.timeline.columns import MAX_WITH_VALUES, Columns, packed
 from distkit.views.timeline.static import MAX_BARS, to_svg, totals
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
-#: Maximum number of operations drawn during a run; a complete trace has no limit.
-MAX_LIVE = 20_000
+#: Limits during a run: operations drawn, and operations above which no tensor values are sent.
+MAX_LIVE, MAX_LIVE_WITH_VALUES = 20_000, 400
 
 
 class Timeline(View):
@@ -45,7 +45,8 @@ class Timeline(View):
         self._columns = Columns(trace, MAX_LIVE if live else None, live=live)
 
     def _picture(self) -> Json:
-        return packed(self._columns, thin=self._following)
+        is_long = self._following and len(self._columns.ops) > MAX_LIVE_WITH_VALUES
+        return packed(self._columns, 0 if is_long else MAX_WITH_VALUES)
 
     def _drawn(self) -> Json:
         """Return the data of the static picture, with operations and messages as objects."""
