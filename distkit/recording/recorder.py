@@ -55,7 +55,7 @@ MAX_UNRECORDED = 100
 MAX_SHARED_FIELDS = 1000
 
 #: Maximum period between flushes [s].
-MAX_PERIOD = 0.2
+MAX_PERIOD = 0.1
 
 #: Maximum number of user frames recorded for a wait.
 MAX_STACK = 8

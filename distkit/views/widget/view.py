@@ -25,7 +25,7 @@ from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.snapshot import NotebookSnapshot
 
 #: Minimum time between updates of a live view, and time to collect events from all ranks [s].
-PERIOD, GATHER = 0.06, 0.025
+PERIOD, GATHER = 0.06, 0.012
 #: Minimum pause between updates, as a multiple of the last update's CPU time; ranks need the CPU.
 PAUSE = 4
 
