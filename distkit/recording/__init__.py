@@ -1,1 +1,1 @@
-"""Recording of each rank's communication: calls, their order and their results."""
+"""Records the communication calls of each rank, with times and summaries of tensors."""

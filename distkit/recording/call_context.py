@@ -1,8 +1,8 @@
 """Context of calls, recorded in addition to their events.
 
-If a rank makes a call while it handles an exception, the exception is recorded. A collective is
-compared with the other ranks' calls, and blocked if it differs, see :class:`CollectiveFingerprint`.
-After a backward pass, the parameters of DDP models that received no gradient are recorded.
+If a rank communicates while it handles an exception, the exception is recorded. A collective is
+compared with the other ranks' calls and blocked if it differs (:class:`CollectiveFingerprint`).
+After a backward pass, the DDP parameters that received no gradient are recorded.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC
 _CRC = struct.Struct("<I")
 _RUN_AND_NUMBER, _SUM = 8, _BODY.size
 
-#: Number of calls stored per member, and bytes per call. Ranks further ahead are not compared.
+#: Number of calls stored per member, and bytes per call. A call is compared only until its entry is
+#: overwritten.
 SLOTS, SIZE = 16, _BODY.size + _CRC.size
 
 
 class CollectiveFingerprint:
     """Compares a rank's collectives with the other members' collectives through shared memory.
 
-    gloo aborts the process when the members of a collective pass different sizes and hangs when
-    they call different collectives. Therefore each rank writes a checksum of its k-th collective on
-    a group to a small file that the members map and compares it with the other members' entries.
-    The rank that arrives later detects the difference before the backend does. Missing, stale and
-    incomplete entries are ignored.
+    gloo aborts the process when the members of a collective pass different sizes, and hangs when
+    they call different collectives. Therefore, each rank writes a checksum of its k-th collective
+    on a group to a small file that all members map, and compares it with the other members'
+    entries. The rank that arrives later detects the difference before the backend does. Missing,
+    stale and incomplete entries are ignored.
 
     Args:
         folder: a folder private to the ranks, with one file per group.

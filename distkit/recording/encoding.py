@@ -1,9 +1,9 @@
-"""Encoding of plain values and events as msgpack, and the black box with the latest events.
+"""Encodes plain values and events as msgpack, and stores the latest events in the black box.
 
 Decoding never executes code, even on untrusted data.
 
-A rank sends events a few milliseconds after they happen, so an aborting process would lose its last
-events. Each event is therefore also written to the black box, a memory-mapped ring buffer.
+A rank buffers events for up to 0.2 s before it sends them, so an aborting process would lose its
+last events. Events are therefore also written to the black box, a memory-mapped ring buffer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def decode_rows(packed: bytes) -> list[Row]:
 
 # -- the black box ---------------------------------------------------------------------------------
 
-#: Number of events kept, and maximum bytes per event; longer events are skipped.
+#: Number of events kept, and maximum size of an event [bytes]; larger events are skipped.
 SLOTS, SLOT_SIZE = 256, 512
 
 #: Errors raised when decoding an entry that is incomplete because its process exited.
@@ -160,7 +160,7 @@ class BlackBox:
 
 
 def rows_in(memory: bytes, run: int, skip: int) -> list[Row]:
-    """Return the rows of a run after its first ``skip`` rows, unless overwritten."""
+    """Return the rows of a run after its first ``skip`` rows, without those overwritten."""
     rows = []
     for offset in range(0, len(memory), SLOT_SIZE):
         entry_run, number, seq, op, state, time, size = _HEAD.unpack_from(memory, offset)

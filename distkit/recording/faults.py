@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
-Ranks inject faults in a callback of the tap before an operation is passed to the backend, and
-before each call of a KVStore.
+Faults are injected in a callback of the tap, before an operation is passed to the backend, and
+before each request of a KVStore.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Faults:
         """
         if unknown := {*self.delay, *self.kill} - set(range(ranks)):
             raise ValueError(
-                f"dk.inject_faults names rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
+                f"dk.inject_faults got rank {min(unknown)}, but the ranks are 0 to {ranks - 1}."
                 f"{f' {_KILL_SERVERS_HINT}' if servers else ''}"
             )
 
@@ -64,7 +64,7 @@ class FaultInjector:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """Return a message if the function ended before the rank was killed."""
+        """Return a list with a warning if the fault that kills the rank had no effect; else []."""
         n = self._faults.kill.get(self._rank)
         if n is None:
             return []
@@ -154,9 +154,9 @@ def _check(plan: Faults) -> None:
                 f"dk.inject_faults({name}=…) got {invalid[0]!r}. Pass the number of a rank, or of "
                 f"a worker if there are servers: {{1: {value[invalid[0]]!r}}}. {_KILL_SERVERS_HINT}"
             )
-    if counts := [n for n in plan.kill.values() if not isinstance(n, int) or n < 0]:
+    if numbers := [n for n in plan.kill.values() if not isinstance(n, int) or n < 0]:
         raise ValueError(
-            f"dk.inject_faults(kill=…) expects integers ≥ 0, such as {{1: 3}}, not {counts}."
+            f"dk.inject_faults(kill=…) expects integers ≥ 0, such as {{1: 3}}, not {numbers}."
         )
     seconds = [plan.latency, *plan.delay.values()]
     if wrong := [x for x in seconds if not isinstance(x, (int, float)) or not 0 <= x < math.inf]:

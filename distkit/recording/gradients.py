@@ -6,14 +6,14 @@ Marks record summarized values, never whole tensors.
 attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 ``gradient NAME``    this rank's own gradient        the gradient that the optimizer saw
-``reference NAME``                                   the gradient of :meth:`.reference`
-``weights CRC``                                      a sketch of all weights; each layer's norm
-``step``                                             (loss, learning rate, samples), NaN: unknown
+``reference NAME``                                   the gradient that ``reference`` computes
+``weights CRC``                                      sketch of all weights, norms of the largest
+``step``                                             loss, learning rate, samples (NaN: unknown)
 ===================  ==============================  ============================================
 
 The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
-mean bitwise equal weights; the norm of the difference of two sketches estimates the norm of the
-difference of the weights, to within about 20%.
+mean bitwise equal weights (of a sample, for large models). The norm of the difference between two
+sketches estimates the norm of the difference between the weights, to within about 20%.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from distkit.recording.encoding import Values
 
-#: All steps up to this number are recorded; then the interval doubles when the step number does.
+#: Number of initial steps, all of which are recorded; from then on, the interval between recorded
+#: steps doubles whenever the step number does.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
@@ -172,10 +173,11 @@ def is_recorded_step(step: int) -> bool:
 
 
 def sketch(tensors: Sequence[Tensor]) -> tuple[int, Values]:
-    """Return a checksum of the tensors' bits, and 64 sums of their elements with random signs.
+    """Return a checksum and a sketch of the tensors' elements.
 
-    Two sketches differ, in Euclidean norm, about as much as the tensors do. Source: Charikar,
-    Chen, Farach-Colton, "Finding frequent items in data streams", 2002.
+    The sketch contains 64 sums of the elements with random signs. Two sketches differ, in Euclidean
+    norm, about as much as the tensors do. Tensors with more than 4,194,304 elements in total are
+    sampled. Source: Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", 2002.
     """
     import numpy as np
     import torch

@@ -48,7 +48,7 @@ class Call:
     copies: bool = False  # the backend copies the tensors, and operators write the results
 
 
-#: The signatures of all operators that communicate.
+#: The signatures of the recorded operators.
 CALLS = {
     "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
     "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
@@ -106,7 +106,11 @@ def object_function(frame: FrameType | None) -> str:
 
 
 def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return how many rows an all_to_all sends to and receives from each rank, or () if even."""
+    """Return how many rows an all_to_all sends to and receives from each rank.
+
+    If the rows of the tensors differ in shape, count elements instead. For a single tensor without
+    split sizes, return ().
+    """
     outputs, inputs, *options = args
     if isinstance(inputs, torch.Tensor):
         received, sent = options[1], options[2]
@@ -159,7 +163,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def describe(values: list[torch.Tensor]) -> tuple[tuple[int, ...], str, int]:
-    """Return shape and dtype of the first tensor, and the number of bytes of all tensors."""
+    """Return the shape and dtype of the first tensor, and the total size of all tensors [bytes]."""
     if not values:
         return (), "", 0
     first = values[0]

@@ -34,7 +34,8 @@ from distkit.events import WORLD, Op, State
 from distkit.recording.encoding import Values
 from distkit.recording.recorder import Recorder, is_stdlib_file, is_user_file
 
-#: Longest timeout [ms] that a program is expected to handle, so its wait is not interrupted.
+#: Longest timeout [ms] that a program is expected to handle itself. distkit does not interrupt a
+#: wait with such a timeout.
 MAX_USER_TIMEOUT = 60_000
 
 
@@ -92,8 +93,8 @@ class Pending:
         self.begin: Any = None  # event in the device's stream
         self.call_time = 0.0  # time at which the host recorded ``begin`` [s]
         self.work: Any = None
-        #: While only the device executes the operation: the event at its end, the id of the event's
-        #: stream, and the deferred values.
+        #: After :meth:`complete`, until the device has finished the operation: the event at the end
+        #: of the operation, the id of the event's stream, and the deferred values.
         self.in_flight: tuple[Any, int, Any] | None = None
 
     def record_begin(self) -> None:
@@ -118,7 +119,7 @@ class Pending:
                 self.recorder.in_flight.append(self)
 
     def poll(self) -> bool:
-        """Record the completion if the device has finished and return whether it is done."""
+        """Record the completion if the device has finished; return False if it has not."""
         with self._lock:
             if self.is_done or self.in_flight is None or self.device is None:
                 return True
@@ -349,14 +350,14 @@ class UnwaitedCollectives:
             self._collected_seqs.append(seq)
 
     def forget(self, work: Any) -> None:
-        """Stop tracking a Work that the program waits for."""
+        """Stop tracking a Work whose completion the program waits for or observes."""
         if self._open.pop(id(work), None) is not None and work in self._recent:
             self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
         """Return the sequence numbers of calls not waited for.
 
-        For a group, return only calls whose Work is alive.
+        For a group other than the world, return only calls whose Work is alive.
         """
         alive = [seq for _, seq, name in list(self._open.values()) if group in (WORLD, name)]
         return sorted([*(self._collected_seqs if group == WORLD else ()), *alive])[:_MAX_REPORTED]

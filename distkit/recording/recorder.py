@@ -1,7 +1,7 @@
 """A bounded event buffer for one rank.
 
-Each rank has one :class:`Recorder` per run. The tap records the calls of torch.distributed in it,
-:func:`mark` records computation, and the parameter server records its messages.
+Each rank has one :class:`Recorder` per run. The tap records calls of torch.distributed,
+:func:`mark` records computation, and the KVStore records its requests and replies.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Recorder:
         limit: maximum number of unsent events; further events are counted in ``dropped``.
         copy_to: called immediately with the number (from 1) and row of each event, except when an
             operation is scheduled.
-        stepped: whether a stepper controls the run; then all values are summarized, and events are
-            sent immediately.
+        stepped: whether a stepper controls the run; then all tensors are summarized, and events are
+            sent as soon as a thread waits.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ class Recorder:
     def summarize(self, *tensors: Tensor) -> Values | DeferredSummary | None:
         """Summarize tensors and charge the CPU time to the budget of :meth:`may_summarize`.
 
-        At most :data:`BUDGET` is charged for a call, because the first one on a GPU takes longer to
-        load the kernels.
+        At most :data:`BUDGET` is charged per call, because the first call on a GPU also loads the
+        kernels.
         """
         start = time.thread_time()  # does not count the time of other processes
         torch = sys.modules["torch"]
@@ -230,9 +230,9 @@ class Recorder:
         self.waits.pop(threading.get_ident(), None)
 
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
-        """Return the wait of the whole rank as ``(seqs, since, now)``, or None if there is none.
+        """Return the rank's wait as ``(seqs, since, now)``, or None if the rank is not blocked.
 
-        ``seqs`` contains one operation per communicating thread. A long wait is recorded once.
+        ``seqs`` contains the operation of each blocked thread. A long wait is recorded once.
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
         waits = dict(self.waits)
@@ -277,7 +277,7 @@ class Recorder:
         return wait.recorded_seq
 
     def _idle_since(self, now: float, in_backward: bool) -> float | None:
-        """Return when the main thread began to wait for another thread, or None if it does not.
+        """Return when the main thread began to wait for another thread; None if it is not waiting.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """
@@ -332,7 +332,7 @@ def to_table(
     *,
     first_seq: int = 0,
 ) -> Table:
-    """Convert a rank's rows to events; ``label`` maps source lines and ``clock`` times."""
+    """Convert a rank's rows to events; ``label`` maps source lines, and ``clock`` maps times."""
     import numpy as np  # lazy: ranks do not need it here
 
     from distkit.trace.columns import Table
@@ -516,7 +516,7 @@ def line_of(frame: FrameType | None) -> str:
 
 
 def _user_lines(frame: FrameType | None) -> tuple[str, ...]:
-    """Return the user's lines of a stack, innermost first, at most ``MAX_STACK``."""
+    """Return at most ``MAX_STACK`` user lines of a stack, innermost first."""
     stack = walk_stack(frame) if frame is not None else ()
     lines = (
         f"{user.f_code.co_filename}:{number}"

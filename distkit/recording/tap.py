@@ -1,10 +1,10 @@
-"""The tap records every torch.distributed call by hooking torch's dispatcher.
+"""Records torch.distributed calls with hooks in torch's dispatcher.
 
 All of torch's communication (``dist.*``, ``batch_isend_irecv``, DDP's C++ reducer, FSDP2, DTensor,
 functional and compiled collectives) passes through the operators of the ``c10d`` library.
 The tap registers a Python function for each operator at the dispatch key ``BackendSelect``, which
 is below autograd, inference mode, tensor subclasses and modes, and above all backends. The function
-records the call and redispatches it to the backend. Computation is not intercepted.
+records the call and redispatches it to the backend.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ _is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
 class Tap:
     """Installs and removes the recording hooks.
 
-    While it is installed, calls are recorded in :func:`distkit.recording.recorder.current`; if that
-    is None, they are only redispatched.
+    While the hooks are installed, they record calls with the recorder that
+    :func:`distkit.recording.recorder.current` returns. If it returns None, they only redispatch.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Tap:
         #: Number of collectives called on each group, by name.
         self.collectives: Counter[str] = Counter()
         self._pending: dict[int, tuple[Any, Pending]] = {}
-        # by group: the thread that calls collectives, 0 for several
+        # by group: the id of the thread that calls collectives, or 0 if several threads do
         self._threads: dict[str, int] = {}
         self._groups_with_timeout: set[str] = set()  # groups with a short timeout
         self._backward = -1  # id of the backward pass of the latest call
@@ -173,7 +173,7 @@ class Tap:
         recorder, (keys, is_meta) = _recorder.current(), _lower_keys(keys.raw_repr())
         if recorder is None or is_meta:
             return redispatch(keys, *args)
-        recorder.end_wait()  # calls are nested under use_algorithm
+        recorder.end_wait()  # under use_algorithm, an all-reduce contains other calls
         call_time, pending = time.monotonic(), self._record_call(recorder, call, args)
         if pending is None:
             return redispatch(keys, *args)
@@ -290,7 +290,7 @@ class Tap:
         script = result[-1] if isinstance(result, (tuple, list)) else result
         # monitored_barrier and NCCL's synchronous collectives return no Work
         work = dist.Work.unbox(script) if isinstance(script, torch.ScriptObject) else None
-        if work is None or ("captured", True) in pending.fields[-2]:  # replayed later
+        if work is None or ("captured", True) in pending.fields[-2]:  # runs when replayed
             pending.complete()
             return
         pending.work = work
@@ -331,8 +331,8 @@ class Tap:
         the GIL. The only bucket of a small model is recorded more cheaply, right after the reducer
         has waited; if there are more buckets, futures are used for all of them.
 
-        On a device, the reducer makes the program's stream wait at the end of backward, and
-        there the values of all buckets can be read without a race.
+        On a device, the reducer makes the program's stream wait at the end of backward. After that
+        point in the stream, the values of all buckets can be read without a race.
 
         Args:
             recorder: the recorder of this rank.
@@ -347,7 +347,7 @@ class Tap:
         is_first = backward != self._backward
         if is_first:
             self._backward, self._sent_in_backward = backward, []
-            self._after_backward(recorder, 2)  # the reducer's callback runs between the two calls
+            self._after_backward(recorder, 2)  # two callbacks; the reducer's runs between them
         self._sent_in_backward.append((work, pending))
         if pending.begin is None and not is_first:
             for sent in self._sent_in_backward:
@@ -374,7 +374,7 @@ class Tap:
         self._sent_in_backward = []
 
     def _complete_by_future(self, work: Any, pending: Pending) -> None:
-        if (future := _future_of(work)) is not None:  # otherwise the wait records it
+        if (future := _future_of(work)) is not None:  # otherwise, _wait_hook records it
             future.add_done_callback(lambda f: self._record_outcome(work, pending, f))
 
     def _record_outcome(self, work: Any, pending: Pending, future: Any = None) -> None:
@@ -397,7 +397,7 @@ class Tap:
             return self._wait_for(
                 [entry], is_user_timeout(limit), partial(wait, work, *args, **kwargs)
             )
-        return wait(work, *args, **kwargs)  # recorded before, or started in an earlier cell
+        return wait(work, *args, **kwargs)  # already recorded, or started in an earlier cell
 
     def _query_hook(self, query: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a method of Work, other than wait(), that reveals its completion."""
@@ -411,7 +411,7 @@ class Tap:
         return result
 
     def _stop_watching(self, work: Any) -> None:
-        """Stop tracking a Work that the program waits for."""
+        """Stop tracking a Work whose completion the program waits for or observes."""
         self._buffers.remove(work)
         self.unwaited.forget(work)
 
@@ -539,7 +539,7 @@ class Tap:
     def _store_hook(
         self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record a store call, unless a recorded call, a wrapper store or a library makes it."""
+        """Record a store call that does not come from a recorded call, wrapper store or library."""
         recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
         is_internal = caller.startswith((c10d.__file__, *MACHINERY))
         if recorder is None or is_internal or threading.get_ident() in recorder.waits:
@@ -569,7 +569,7 @@ class Tap:
         unregister(*([name] if name != WORLD else []))
 
     def _unfinished_calls(self, group: str) -> tuple[int, ...]:
-        """Return the sequence numbers of unfinished calls on a group, or on all for the world."""
+        """Return the seqs of unfinished calls on a group; for the world, on all groups."""
         messages = [p for _, p in list(self._pending.values()) if p.op in P2P and not p.is_done]
         seqs = [p.seq for p in messages if group in (WORLD, p.fields[1])]
         return tuple(sorted([*seqs, *self.unwaited.calls(group)]))

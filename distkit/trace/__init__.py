@@ -1,1 +1,1 @@
-"""The trace of a run: events in columns, operations and messages, files."""
+"""The trace of a run: its events, operations and messages, and the file format."""

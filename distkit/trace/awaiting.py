@@ -41,8 +41,8 @@ from distkit.events import NO_ATTRIBUTES, REQUESTS, CallRecord, Event, Op, State
 class Awaited:
     """The workers that a request waits for.
 
-    Each of them must have made ``count`` such requests. ``certain`` is False if the request might
-    be answered earlier.
+    Each of them must have made ``count`` requests of the awaited kind. ``certain`` is False if the
+    server may reply earlier.
     """
 
     workers: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ class PendingRequests:
         return self._find_behind(request, self.workers, self.rule.required_clock(count))
 
     def _find_behind(self, request: CallRecord, workers: Iterable[int], count: int) -> Awaited:
-        """Return the workers that have, or may have, made fewer than ``count`` such requests."""
+        """Return the workers that have, or may have, made fewer than ``count`` awaited requests."""
         if count <= 0:
             return Awaited()
         others = [w for w in workers if w != request.rank]
@@ -176,7 +176,7 @@ class Keys:
                 self.set.setdefault(key, e)
 
     def missing(self, call: CallRecord) -> list[str]:
-        """Return the keys that a call waits for and no rank has set."""
+        """Return the keys that a call waits for and that no rank has set."""
         return [
             key for key in _keys(call) if not any(_same_key(key, set_key) for set_key in self.set)
         ]

@@ -179,10 +179,10 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 
 
 def comparable_size(record: CallRecord) -> int:
-    """Return the size [bytes] that must be equal on all ranks.
+    """Return the size that must be equal on all ranks, in bytes.
 
-    For a scatter or a sparse tensor, whose number of stored elements may differ between ranks,
-    return the number of elements of the shape.
+    For a scatter or a sparse tensor, return the number of elements of the shape instead, because
+    the number of bytes may differ between ranks.
     """
     uses_shape = record.op is Op.SCATTER or record.dtype.startswith(SPARSE)
     return math.prod(record.shape) if uses_shape else record.nbytes
@@ -191,8 +191,8 @@ def comparable_size(record: CallRecord) -> int:
 def difference(one: CallRecord, other: CallRecord) -> str:
     """Return the aspect in which two ranks' calls of one collective differ, or "" if they agree.
 
-    The result is "op", "members" (of a new group), "root", "dtype", "size" or "reduction". Aspects
-    that cause hangs take precedence over aspects that only produce wrong values.
+    The result is the first of "op", "members" (of a new group), "root", "dtype", "size" and
+    "reduction" that differs.
 
     >>> from distkit.events import Event, State
     >>> one, other = (

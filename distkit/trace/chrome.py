@@ -1,7 +1,7 @@
-"""Export to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
+"""Exports traces to Chrome's Trace Event Format, for https://ui.perfetto.dev and chrome://tracing.
 
 Each rank is a process with threads for communication and for marked computation; operations that
-overlap are on several threads. Each operation is a complete slice ("X"), or a begin event ("B")
+overlap are on different threads. Each operation is a complete slice ("X"), or a begin event ("B")
 without an end if it is unfinished. Flow arrows ("s", "t", "f") lead from each send to its receive
 and through the calls of each collective.
 
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 #: An operation: rank and seq.
 Key = tuple[int, int]
 
-#: Thread ids per process; marks start at 0, communication at _COMMUNICATION.
+#: Number of thread ids per process, and the first thread for communication; marks start at 0.
 _THREADS, _COMMUNICATION = 1000, 500
 #: Duration of the slice at the end of a receive in which the arrow ends [µs].
 _ARRIVAL = 1.0

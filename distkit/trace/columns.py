@@ -1,4 +1,4 @@
-"""The events of a trace in columns, one array per field, for traces of a million events.
+"""The events of a trace in columns, one array per field, for traces with millions of events.
 
 Fields that many events share, their *category*, are stored once. :class:`Table` is also a sequence
 of events, which are created on demand.
@@ -42,7 +42,7 @@ _shared_fields = attrgetter(*Category._fields)
 
 
 class Table(Sequence[Event]):
-    """The events of a trace, in time order.
+    """A sequence of events, stored in columns.
 
     Args:
         rank, seq: rank and sequence number of each event.

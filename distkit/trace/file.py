@@ -2,8 +2,9 @@
 
 The first line is a header with the format's version, the number of events and the metadata of the
 run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
-``rank``, ``seq``, ``category`` and ``time`` have one element per event, ``categories`` contains
-the shared fields, ``match`` and ``summary`` optional fields by event. msgspec validates each field.
+``rank``, ``seq``, ``category`` and ``time`` have one element per event. ``categories`` contains the
+shared fields. ``match`` and ``summary`` have an entry for each event with this optional field.
+msgspec validates each field.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def load(path: Path, kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: the file is not a trace, is corrupt or truncated, or has another version.
+        TraceFileError: the file is not a trace, is corrupt or truncated, or has a different
+            version.
         FileNotFoundError: the file does not exist.
     """
     try:
@@ -93,7 +95,7 @@ def unpack(path: Path, size: int = MAX_BYTES + 1) -> bytes:
     """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
-        TraceFileError: the file is damaged, or has more than :data:`MAX_BYTES`.
+        TraceFileError: the file is damaged, or its content has more than :data:`MAX_BYTES` bytes.
         OSError: the file cannot be read.
     """
     with path.open("rb") as raw:

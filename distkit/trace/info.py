@@ -1,4 +1,4 @@
-"""The metadata of a run, which msgspec reads, validates and writes; traffic between hosts."""
+"""The metadata of a run, which msgspec reads, validates and writes, and traffic between hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class RankInfo(Struct, frozen=True, omit_defaults=True):
 
     Args:
         name: the name in views and messages: "rank 3", "server 0".
-        role: "rank", "stage", "worker", "server" or "scheduler"; "device" for a drawn GPU or host.
+        role: "rank", "stage", "worker", "server" or "scheduler"; or "device" for a GPU or host that
+            is not a rank.
         host: the name of the machine that the process runs on.
         pid: the process id.
         device: the device that holds the process's tensors.
@@ -46,7 +47,7 @@ class RankEnd(Struct, frozen=True, omit_defaults=True):
 
     Args:
         how: "returned", "raised" or "died"; "released" after another rank's failure or an
-            interrupt; "elsewhere" if it is not in a call when the trace ends.
+            interrupt; "elsewhere" if the rank is not in a call when the trace ends.
         text: the exception, or why the process exited.
         where: the user's ``file:line``.
         time: time of the end [s], if known.

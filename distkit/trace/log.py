@@ -141,7 +141,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The point-to-point transfers, sorted by the time of sending."""
+        """The messages between ranks, including requests and replies, by time of sending."""
         return self.pairs.messages()
 
     @cached_property
@@ -156,14 +156,14 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def host_traffic(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """``{(from, to): (messages, bytes)}`` for the point-to-point messages, by host.
+        """``{(from, to): (messages, bytes)}`` for the messages between hosts and within each host.
 
         Collectives are not included, because the backend's transfers are not recorded.
         """
         return traffic(hosts_of(self.info), self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row per event: its fields, label, match id and hosts. Needs pandas.
+        """Return one row per event: its fields, label, match id and hosts. Requires pandas.
 
         ``time`` counts from the first event. See :class:`Event` for the fields.
         """

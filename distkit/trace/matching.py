@@ -114,7 +114,7 @@ class Operations:
         self.category, self.categories = np.array(numbers, np.int64)[code], [*indices]
 
     def _match(self) -> None:
-        """Number the matches: first by id, then by order."""
+        """Number the matches: first those with an id, then those inferred from call order."""
         ids: dict[str, int] = {}
         number = np.full(len(self._table), -1)
         named = np.flatnonzero(self._table.match.astype(bool))
@@ -245,7 +245,7 @@ class Pairs:
         self._measure()
 
     def _first(self, ops: Iterable[Op]) -> Ints:
-        """Return the first of these operations in each match; repetitions are ignored."""
+        """Return the index of the first of these operations in each match, or -1."""
         indices = np.flatnonzero(self.ops.is_any_of(ops) & (self.ops.match >= 0))
         indices = indices[np.argsort(self.ops.start[indices], kind="stable")[::-1]]
         first = np.full(self.ops.match_count, -1)
@@ -269,7 +269,7 @@ class Pairs:
         self.nbytes = ops.nbytes[payload]
 
     def sums(self) -> list[tuple[int, int, int, int]]:
-        """Return the source, destination, number and bytes of the messages between two ranks."""
+        """Return ``(source, destination, messages, bytes)`` for each pair of ranks."""
         is_sent = ~np.isnan(self.sent)
         src, dst = self.src[is_sent], self.dst[is_sent]
         base = int(max(src.max(initial=0), dst.max(initial=0))) + 1

@@ -1,6 +1,6 @@
 """The user's trace of a run: an event log with methods to diagnose, save and display it.
 
-It imports diagnosis and views, which themselves depend only on
+This module imports diagnosis and views, which depend only on
 :class:`~distkit.trace.log.EventLog`.
 """
 
@@ -64,9 +64,10 @@ class Trace(EventLog):
             path: a file, several files of one run, or a folder.
 
         Raises:
-            TraceFileError: a file is not a trace, is corrupt or truncated, or has another version.
-            FileNotFoundError: the file does not exist.
-            IsADirectoryError: the folder is empty.
+            TraceFileError: a file is not a trace, is corrupt or truncated, or has a different
+                version.
+            FileNotFoundError: a file does not exist.
+            IsADirectoryError: a folder contains no files.
 
         Example:
             >>> Trace.load("/tmp/dumps").diagnose()        # doctest: +SKIP
@@ -86,7 +87,7 @@ class Trace(EventLog):
         return chrome.to_chrome(self, path)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a self-contained replay page: one file that needs neither server nor network."""
+        """Write a self-contained replay page: one file that needs no server and no network."""
         from distkit.views.widget.page import to_html
 
         return to_html(self, path)
@@ -98,7 +99,7 @@ class Trace(EventLog):
 
 
 def without_idle_servers(trace: Trace) -> Trace:
-    """Remove the events of servers from a run whose workers never create a store.
+    """Remove the events of servers and the scheduler if no worker creates a KVStore.
 
     >>> from distkit.events import Event, State
     >>> from distkit.trace.info import RankInfo, RunInfo

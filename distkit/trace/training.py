@@ -25,7 +25,7 @@ def is_note(record: Event | Category) -> bool:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The values that a rank passed to ``step``, or NaN for missing values."""
+    """The values that a rank passed to ``step`` (NaN if missing), and the time of the call [s]."""
 
     loss: float
     lr: float

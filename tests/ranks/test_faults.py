@@ -93,8 +93,8 @@ def test_faults_end_with_the_block() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delay": {3: 0.1}}, r"names rank 3, but the ranks are 0 to 1"),
-        ({"kill": {-1: 0}}, r"names rank -1"),
+        ({"delay": {3: 0.1}}, r"got rank 3, but the ranks are 0 to 1"),
+        ({"kill": {-1: 0}}, r"got rank -1"),
     ],
 )
 def test_faults_on_unknown_ranks_raise(options: dict[str, Any], message: str) -> None:
@@ -116,7 +116,7 @@ def test_faults_on_unknown_ranks_raise(options: dict[str, Any], message: str) ->
         ({"kill": {0: 1.5}}, r"kill=…\) expects integers ≥ 0"),
         ({"bandwidth": "slow"}, "bytes per second"),
         ({"delay": {"0": 1, 7: 1}}, "got '0'"),
-        ({"delay": {7: 1}}, "names rank 7"),
+        ({"delay": {7: 1}}, "got rank 7"),
     ],
 )
 def test_invalid_faults_raise(options: dict[str, Any], message: str) -> None:
