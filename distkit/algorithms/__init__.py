@@ -4,7 +4,7 @@ An algorithm has two parts. Its *schedule* lists which rank sends which chunk to
 round, for all ranks. Its *reference implementation* is the program of one rank in
 ``torch.distributed`` calls. A test asserts that the reference implementation sends the messages of
 the schedule. Each all-reduce has its own file in :mod:`~distkit.algorithms.all_reduce`; the other
-collectives are in :mod:`~distkit.algorithms.collectives`. Catalogs list all of them::
+collectives are in :mod:`~distkit.algorithms.collectives`. Catalogs list them by name::
 
     dk.algorithms.ALL_REDUCES                       # a table
     dk.algorithms.ALL_REDUCES["ring"].schedule(4)   # its rounds on four ranks

@@ -9,7 +9,7 @@ from distkit.algorithms.collectives import copy_to_ranks, sum_of_ranks
 
 
 class SyncBatchNorm(nn.BatchNorm1d):
-    """Batch norm with mean and variance over the examples of all replicas.
+    """Batch norm with the mean and variance over the examples of all replicas.
 
     ::
 
@@ -33,7 +33,7 @@ class SyncBatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize ``x``. In training mode, all ranks must call it."""
+        """Normalize ``x``. In training mode, all ranks must call this method."""
         if not self.training:
             return super().forward(x)
         dims = [d for d in range(x.ndim) if d != 1]

@@ -48,8 +48,8 @@ class Algorithm(Described):
         seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, from arrays of ranks and bytes
             and a :class:`~distkit_simulation.Link`, with the options of the schedule; None if
             there is no formula.
-        chunks: returns the number of chunks of ``torch.tensor_split`` for a number of ranks, with
-            the options of the schedule.
+        chunks: returns the number of chunks into which ``torch.tensor_split`` splits the tensor,
+            given a number of ranks and the options of the schedule.
 
     Example:
         >>> from distkit.algorithms import ALL_REDUCES

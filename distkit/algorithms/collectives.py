@@ -1,7 +1,7 @@
 """Collectives other than all-reduce: schedules and reference implementations.
 
 A reference implementation has the contract of its ``torch.distributed`` counterpart and can replace
-it; :mod:`~distkit.algorithms.contract` ensures that. :func:`copy_to_ranks` and
+it; :mod:`~distkit.algorithms.contract` ensures this. :func:`copy_to_ranks` and
 :func:`sum_of_ranks` have gradients: the backward pass of each is the other's forward pass.
 """
 
@@ -73,7 +73,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds, each of which doubles the number of ranks that have the tensor."""
+    """Yield the rounds, in each of which the ranks that have the tensor send it to others."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 
@@ -90,7 +90,7 @@ def broadcast_schedule(n: int, root: int = 0) -> Schedule:
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
     """Broadcast the tensor of rank ``src`` to every rank, as ``dist.broadcast`` does.
 
-    A *binomial tree*: in each round every rank that has the tensor forwards it::
+    A *binomial tree*: in each round, every rank that has the tensor forwards it::
 
         0 ─────────────► 4          round 0
         0 ─────► 2       4 ─────► 6
@@ -181,7 +181,7 @@ def scatter(
     ⌈lg n⌉α + (n-1)/n Kβ.
 
     Args:
-        tensor: receives the part; K/n bytes.
+        tensor: receives this rank's part; K/n bytes.
         scatter_list: on rank ``src``, one tensor per rank, each like ``tensor``.
         src: the world rank of the root.
         group: the process group; None means the default group.

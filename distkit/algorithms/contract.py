@@ -135,7 +135,7 @@ def collective(
     Args:
         reads: the read-only tensor argument, if any. The other tensors are written to.
         uneven: whether the tensors of one call may differ in length.
-        on_device: whether it accepts GPU tensors, which gloo cannot send.
+        on_device: whether the implementation accepts GPU tensors, which gloo cannot send.
 
     Raises:
         TypeError: An argument is not a dense tensor.

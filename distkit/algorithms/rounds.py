@@ -75,7 +75,7 @@ def with_folded_ranks(inner: Schedule, folded: Ints, partners: Ints, chunks: int
     Args:
         inner: the rounds of the other ranks.
         folded: the folded ranks.
-        partners: the partner of each folded rank, which takes part for both.
+        partners: the partner of each folded rank, which also takes part on behalf of that rank.
         chunks: number of chunks of the tensor.
     """
     start = np.zeros_like(folded)
@@ -126,7 +126,7 @@ def count_contributions(schedule: Iterable[Round], n: int, chunks: int | None = 
 
 
 def chunk_sizes(length: int, chunks: int) -> Ints:
-    """Return the number of elements of each chunk, as ``torch.tensor_split`` does.
+    """Return the number of elements of each chunk that ``torch.tensor_split`` returns.
 
     >>> chunk_sizes(5, 3)
     array([2, 2, 1])
@@ -153,7 +153,7 @@ def traffic(
         n: number of ranks.
         nbytes: total size of all chunks [bytes].
         chunks: number of chunks of the tensor; by default n.
-        itemsize: size of an element, which is never split [bytes].
+        itemsize: size of an element [bytes]; elements are never split.
 
     Returns:
         Messages and bytes sent, two arrays of shape (n,).

@@ -182,8 +182,8 @@ def local_sgd_round(
         w_r ← w_r - η ∇L(w_r; B_r)      H times, without communication
         w   = (1/R) Σ_r w_r             all-reduce
 
-    With H = 1 and plain SGD, this equals synchronous SGD. With H > 1 it is a different algorithm,
-    which sends 1/H of the messages; the replicas differ between averages.
+    With H = 1, plain SGD and batches of equal size, this equals synchronous SGD. With H > 1, it is
+    a different algorithm, which sends 1/H of the messages; the replicas differ between averages.
 
     Args:
         model: the same weights on every rank.
@@ -222,7 +222,7 @@ def accumulated_sgd_step(
     *,
     all_reduce: AllReduce = dist.all_reduce,
 ) -> Tensor:
-    """Run one step of synchronous SGD on several minibatches, one after the other.
+    """Run one step of synchronous SGD on several minibatches, one after another.
 
     ::
 
@@ -232,7 +232,7 @@ def accumulated_sgd_step(
         w   ← w - η g
 
     This equals one step on all examples together, with the memory use of one minibatch. Unlike
-    :func:`local_sgd_round` it updates the weights once.
+    :func:`local_sgd_round`, it updates the weights only once.
 
     Args:
         model: the same weights on every rank.

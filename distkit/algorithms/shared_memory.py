@@ -51,7 +51,8 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         rank 1  writes slot 1 ─┼─ barrier ─┼─ sums part 1 ─┼─ barrier ─┼─ reads the sums
         rank 2  writes slot 2 ─┘           └─ sums part 2 ─┘           └─ reads the sums
 
-    This is reduce-scatter and all-gather at memory speed. Sums are taken in rank order, so the
+    This is reduce-scatter and all-gather at memory speed. If the tensors on a host have at most
+    256 KiB in total, each rank sums all parts itself, which saves a barrier. In both cases, the
     result is bitwise equal on all ranks. With several hosts, the first ranks of the hosts then
     all-reduce the sums in a ring, and the other ranks copy the result.
 
@@ -61,7 +62,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
         group: the process group; None means the default group.
 
     Raises:
-        ValueError: Tensors differ between the ranks on a host.
+        ValueError: Tensors or reductions differ between the ranks on a host.
 
     Source:
         Jain et al., "Framework for scalable intra-node collective operations using shared
@@ -248,8 +249,8 @@ def _open_file(host: str, path: str, inode: int, size: int, rank: int, first: in
             return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
     raise ValueError(
         f"rank {rank} cannot open the memory of rank {first}, although both have the host name "
-        f"{host}: they may be in different containers. Set different host names there, or use "
-        '"ring" or "halving_doubling".'
+        f"{host}: they may be in different containers. Give the containers different host names, "
+        'or use "ring" or "halving_doubling".'
     )
 
 
@@ -297,5 +298,6 @@ def _mismatch(signatures: list[int]) -> str:
     calls = grouped(range(len(signatures)), lambda rank: call(signatures[rank]))
     listed = "; ".join(f"{named(ranks)}: {text}" for text, ranks in calls.items())
     return (
-        f"all_reduce of different tensors. {listed}. Pass the same shape and dtype on every rank."
+        f"all_reduce got different arguments. {listed}. Pass the same shape, dtype and reduction "
+        "on every rank."
     )

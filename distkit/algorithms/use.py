@@ -38,7 +38,7 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
             ``"shared_memory"``, ``"auto"``, or a function ``f(x, op, group)`` that works in place.
             For CPU tensors, and under gloo for GPU tensors too, ``"auto"`` uses
             ``"shared_memory"`` if hosts have several ranks, except for small tensors on many
-            hosts. Otherwise it uses ``"halving_doubling"`` for small tensors and ``"ring"`` for
+            hosts. Otherwise, it uses ``"halving_doubling"`` for small tensors and ``"ring"`` for
             large ones.
 
     Raises:
@@ -101,7 +101,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    rounds = (n - 1).bit_length()  # rounds of halving, and again of doubling
+    rounds = (n - 1).bit_length()  # rounds of halving, and as many of doubling
     use_hosts = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
     if by_host and (hosts == 1 or (hosts < n and use_hosts)):

@@ -20,7 +20,7 @@ def schedule(n: int) -> Schedule:
 
 
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost) -> Numbers:
-    """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 receives from one rank after the other.
+    """Return 2(n-1) t(K) + (n-1) K·gamma: rank 0 exchanges one message at a time.
 
     TensorFlow's ``ReductionToOneDevice`` works this way.
     """

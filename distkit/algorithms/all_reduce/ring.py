@@ -99,7 +99,7 @@ def ring_pass(
     group: Group,
     op: ReduceOp | None = None,
 ) -> None:
-    """Pass chunks around a ring once: send ``first``, then always the chunk received last.
+    """Pass chunks around a ring once: send ``first``, then in each round the chunk just received.
 
     Args:
         chunks: one chunk for each rank of the ring.

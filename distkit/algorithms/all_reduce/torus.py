@@ -87,11 +87,11 @@ def torus_all_reduce(
 ) -> None:
     """All-reduce with rings along the rows and columns of a grid of m hosts with g devices each.
 
-    Reduce-scatter along the row, all-reduce of that shard along the column, all-gather along
-    the row::
+    Reduce-scatter along the row, all-reduce of the resulting shard along the column, all-gather
+    along the row::
 
-        host 0    0 ─► 1 ─► 2 ─┐       between hosts each device
-                  ▼    ▼    ▼          passes only K/g bytes
+        host 0    0 ─► 1 ─► 2 ─┐       between hosts, each device
+                  ▼    ▼    ▼          all-reduces only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
     2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside hosts takes
