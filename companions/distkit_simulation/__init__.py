@@ -3,9 +3,9 @@
 :mod:`~distkit_simulation.cost` contains formulas from papers. :func:`simulate` runs a schedule on a
 :class:`Network` and returns the trace that real ranks would record. :func:`pipeline` and
 :func:`parameter_server` simulate training steps. :class:`Job` predicts a training job, and
-:func:`search_layouts` finds its best layout. :func:`calibrate` measures the parameters of the
+:func:`search_layouts` compares its layouts. :func:`calibrate` measures the parameters of the
 formulas. :func:`measure_step` measures the parts of a training step, from which
-:func:`plot_speedups` and :func:`plot_prediction` plot speedups.
+:func:`plot_speedups` and :func:`plot_prediction` compute and plot speedups.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,8 @@
 
 Ranks on one machine share its cores, so a message costs more while others are in flight. Three
 patterns are measured on a ring of n ranks: one message in flight, n/2 messages in flight, and n
-messages, when every rank sends and receives. Costs between these are interpolated.
+messages in flight, when every rank sends and receives. Costs of other numbers of messages are
+interpolated.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def calibrate(
     if not ascending or len(sizes) < MIN_SIZES or sizes[-1] < MIN_LARGEST or batches < 1:
         raise ValueError(
             f"got sizes {list(sizes)} and {batches} batches: use at least three sizes in ascending "
-            f"order, up to {MIN_LARGEST} bytes or more for the bandwidth, and at least one batch"
+            f"order, the last one at least {MIN_LARGEST} bytes, and at least one batch"
         )
     results = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
     return MeasuredNetwork.of(sizes, results)
@@ -175,7 +176,7 @@ def probe(sizes: Sequence[int]) -> Batch:
 
 
 def measure_patterns(nbytes: int) -> dict[str, float]:
-    """Return this rank's time for a message in each pattern, for a sum, and for a call [s]."""
+    """Return the times of a message in each pattern, a sum, and a collective's overhead [s]."""
     import torch
     import torch.distributed as dist
 

@@ -1,10 +1,10 @@
-"""Closed-form costs of all-reduce in alpha, beta and gamma, from the literature. No side effects.
+"""Closed-form costs of all-reduce and of training steps, from the literature. No side effects.
 
-n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and adding m bytes takes
-m·gamma. All functions broadcast arrays of ``n`` and ``nbytes``. If n divides K, each formula
-equals :func:`~distkit_simulation.simulator.finish_times` on a flat network. The formula of the
-double tree is an exception: it is an upper bound, at most four times the simulated time. Tests
-verify this.
+In an all-reduce, n ranks reduce K bytes. A message of m bytes takes t(m) = alpha + m·beta, and
+adding m bytes takes m·gamma. Arguments of type ``Numbers`` may be arrays, which are broadcast. If n
+divides K, the formula of each algorithm equals the result of
+:func:`~distkit_simulation.simulator.finish_times` on a flat network, except for the double tree,
+whose formula is an upper bound, at most four times the simulated time. Tests verify this.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
 
 
 def table(n: Numbers, nbytes: Numbers, link: Link) -> dict[str, Any]:
-    """Return the time of every all-reduce [s], an array by name.
+    """Return the time of each all-reduce algorithm [s], by name.
 
     >>> times = table(8, 1e9, Link(1e-6, 1e-9))
     >>> times["ring"] < times["tree"] < times["flat"]
@@ -92,7 +92,7 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """Return the sizes at which the fastest algorithm changes: ``(nbytes, name)``, ascending.
+    """Return the ranges of sizes with the same fastest algorithm, as ``(first nbytes, name)``.
 
     Args:
         n: number of ranks.

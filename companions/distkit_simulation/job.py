@@ -82,9 +82,9 @@ class Machine:
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link for a ring of ranks ``stride`` apart, while neighbor rings communicate.
+        """Return the link for a ring of ranks ``stride`` apart, while other rings also communicate.
 
-        A ring within a host uses the inner link. Otherwise, ``stride`` rings, but at most one per
+        A ring within a host uses ``inside``. Otherwise, ``stride`` rings, but at most one per
         device, share each host's NICs.
         """
         if ranks * stride <= self.devices:
@@ -163,7 +163,7 @@ class Job:
         samples = layout.dp * self.micro_batch
         if self.batch % samples:
             raise LayoutError(
-                f"a batch of {self.batch} cannot be divided by dp · micro-batch = {layout.dp} · "
+                f"a batch of {self.batch} is not divisible by dp · micro-batch = {layout.dp} · "
                 f"{self.micro_batch}: use a multiple of {samples}"
             )
         replace(
@@ -214,7 +214,7 @@ class Job:
 
     @property
     def memory(self) -> list[dict[str, float]]:
-        """The bytes of parameters, gradients, optimizer, …, on a rank of each pipeline stage."""
+        """The bytes of parameters, gradients, optimizer state, … on one rank of each stage."""
         return [self.stage_memory(stage) for stage in range(self.layout.pp)]
 
     @property
@@ -226,7 +226,7 @@ class Job:
 
     @cached_property
     def _layer(self) -> tuple[float, float, float]:
-        """Seconds per micro-batch in one layer: forward, backward, and their all-reduces."""
+        """Seconds per micro-batch in one layer: forward, backward, and the all-reduces in both."""
         model, machine, t = self.model, self.machine, self.layout.tp
         tokens, h = self.sequence * self.micro_batch, model.hidden
         kv_width, input_matrices = h * model.kv_heads // model.heads, model.matrices - 1
@@ -397,7 +397,7 @@ class Jobs(list[Job]):
 
     @figures.style()
     def plot(self, limit: int = 10) -> Figure:
-        """Plot the seconds of the ``limit`` fastest jobs, by part."""
+        """Plot the step times of the ``limit`` fastest jobs, by part."""
         figure = figures.new(8, 0.6 + 0.4 * min(limit, len(self)))
         axes, fastest = figure.subplots(), self[:limit]
         rows = [job.title.split(" · ") for job in fastest]
@@ -427,7 +427,7 @@ def search_layouts(
     micro_batches: Sequence[int] = (1, 2, 4, 8),
     **options: Any,
 ) -> Jobs:
-    """Predict a job for all layouts of ``devices`` that divide the model and fit, fastest first.
+    """Predict the job for each layout that divides the model and fits in memory, fastest first.
 
     Tensor-parallel groups stay within a host; pipelines are the outermost axis, as in Megatron.
 
@@ -441,7 +441,7 @@ def search_layouts(
         options: further options for :class:`Job`.
 
     Returns:
-        A list of :class:`Job`, which prints as a table; ``plot()`` draws the fastest ones.
+        A list of :class:`Job`, which prints as a table; ``plot()`` plots the fastest ones.
 
     Example:
         >>> jobs = search_layouts(Transformer.gpt(24, 2048, 16), A100, 16, batch=64, sequence=1024)

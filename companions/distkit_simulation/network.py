@@ -122,8 +122,8 @@ def check_network(network: object, n: int) -> None:
         raise ValueError(f"the number of ranks must be at least 1; got {n}")
     if network.ranks not in (None, n):
         raise ValueError(
-            f"the network ({network.description}) has {network.ranks} ranks, not {n}: use one "
-            f"of {n}, or simulate {network.ranks}"
+            f"the network ({network.description}) has {network.ranks} ranks, not {n}: use a "
+            f"network of {n} ranks, or simulate {network.ranks} ranks"
         )
 
 
@@ -180,7 +180,7 @@ class Network:
         return seconds
 
     def overhead_seconds(self, nbytes: int) -> float:
-        """Return the time of a collective in addition to its messages and sums [s]."""
+        """Return the time that a collective takes in addition to its messages and sums [s]."""
         return 0.0
 
     def reduce_seconds(self, rank: ArrayLike, nbytes: ArrayLike) -> Floats:

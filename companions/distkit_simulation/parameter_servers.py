@@ -27,9 +27,9 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer
 class ParameterServerResult:
     """The result of :func:`parameter_server`.
 
-    ``finished`` lists when each gradient was applied [s], ``workers`` lists its worker, and
-    ``staleness`` the number of gradients applied since the worker's pull (0 if synchronous).
-    ``waited`` is the time that each worker waited [s].
+    ``finished`` lists the time at which each gradient arrived on all servers [s], ``workers`` lists
+    the worker of each gradient, and ``staleness`` lists the number of gradients applied since that
+    worker's pull (0 if synchronous). ``waited`` is the time that each worker waited [s].
     """
 
     finished: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class ParameterServerResult:
 
     @property
     def seconds(self) -> float:
-        """The time of the last update."""
+        """The time at which the last gradient arrived on all servers [s]."""
         return max(self.finished, default=0.0)
 
 
@@ -122,7 +122,7 @@ class Simulation:
         return end
 
     def _apply_gradient(self, time: float, w: int) -> None:
-        """Apply a gradient that has arrived on all servers."""
+        """Process a gradient that has arrived on all servers."""
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
@@ -224,7 +224,7 @@ def assign_tensors(tensors: Sequence[int], servers: int) -> Floats:
     """Assign each tensor to the server with the fewest bytes; return the bytes per server.
 
     ``tf_cnn_benchmarks`` assigns variables in this way. With many servers, the largest tensor
-    determines the load. MXNet splits large tensors; to model it, pass the sizes of the parts.
+    determines the load. MXNet splits large tensors; to model this, pass the sizes of the parts.
 
     >>> assign_tensors([8, 4, 3, 2], 2)
     array([8., 9.])

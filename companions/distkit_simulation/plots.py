@@ -1,4 +1,4 @@
-"""Plots of the cost model with predictions, measurements and the lower bound."""
+"""Plots predicted and measured all-reduce times, with a lower bound."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
 def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
     from matplotlib.ticker import LogLocator
 
-    caption = "lines predicted, dots measured" if has_points else "predicted"
+    caption = "lines: predicted, dots: measured" if has_points else "predicted"
     axes.set(xlabel="tensor size", ylabel="all-reduce time")
     axes.set_title(
-        f"{n} ranks, {caption}; fastest above the frame", fontsize=10, pad=22, loc="left"
+        f"{n} ranks; {caption}; bar at the top: fastest algorithm", fontsize=10, pad=22, loc="left"
     )
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))

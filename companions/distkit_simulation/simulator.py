@@ -5,8 +5,8 @@ transfer starts when both ends are ready, like large messages in gloo and MPI. A
 message and receives one at a time, and enters the next round when its part of this one is complete.
 Received data is reduced during the next transfers, unless they move the same chunks.
 
-:class:`Stragglers` describes slow ranks and late messages. All random numbers are from a seeded
-generator.
+:class:`Stragglers` describes slow ranks and late messages. All random numbers come from a
+seeded generator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Delay = Callable[[Generator, tuple[int, ...]], Floats]
 
 
 def exponential(mean: float) -> Delay:
-    """Return exponentially distributed delays of ``mean`` seconds: many short and few long ones.
+    """Return a function that draws exponentially distributed delays with this mean [s].
 
     >>> exponential(1.0)(np.random.default_rng(0), (2,)).round(2)
     array([0.68, 1.02])
@@ -45,7 +45,7 @@ def exponential(mean: float) -> Delay:
 
 
 def lognormal(median: float, sigma: float) -> Delay:
-    """Return lognormal delays around ``median`` seconds, with a long tail like step times.
+    """Return a function that draws lognormal delays [s], with a long tail like step times.
 
     >>> lognormal(2.0, 0.0)(np.random.default_rng(0), (2,))
     array([2., 2.])
@@ -153,7 +153,7 @@ class RankClocks:
         return np.maximum(self._clock, self._sum_ends)
 
     def run(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
-        """Simulate rounds with chunks of these sizes [bytes]; advance the clocks."""
+        """Yield the transfers of rounds with chunks of these sizes [bytes]; advance the clocks."""
         edges = np.r_[0, np.cumsum(sizes)]
         for t in rounds:
             last = t.chunk + t.count
@@ -220,8 +220,8 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     remaining = np.argsort((dst - src) % n, kind="stable")
     while remaining.size:
         load = np.bincount(src[remaining], minlength=n), np.bincount(dst[remaining], minlength=n)
-        urgent = -np.maximum(load[0][src[remaining]], load[1][dst[remaining]])
-        part = _matching(remaining[np.argsort(urgent, kind="stable")], src, dst, n)
+        negative_load = -np.maximum(load[0][src[remaining]], load[1][dst[remaining]])
+        part = _matching(remaining[np.argsort(negative_load, kind="stable")], src, dst, n)
         yield part
         remaining = remaining[~np.isin(remaining, part)]
 
@@ -331,8 +331,8 @@ def simulate(
 
     Raises:
         TypeError: ``network`` is not a network.
-        ValueError: the algorithm is unknown, the network has a different size, there are too many
-            events, or another argument is invalid.
+        ValueError: the algorithm is unknown, the network has a different number of ranks, there are
+            too many events, or another argument is invalid.
 
     Example:
         >>> from distkit_simulation.network import Link

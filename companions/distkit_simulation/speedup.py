@@ -42,7 +42,7 @@ def measure_step(
 
     - ``compute``: :func:`~distkit.algorithms.sync_sgd_step` without communication. Ranks compute
       concurrently: if they share cores, this part grows with the number of ranks.
-    - ``sync``: only the step's all-reduces, of the same tensors.
+    - ``sync``: only the step's all-reduces, with tensors of the same sizes.
     - ``step``: the whole step.
 
     Each part is timed in blocks, from a barrier until the slowest rank finishes. Blocks of all
@@ -120,7 +120,7 @@ def speedups(measured: Any) -> list[Row]:
 
     A speedup is the throughput in samples per second, relative to one rank with the same batch per
     rank. With the step time T(R) of R ranks, the predicted speedup is
-    R·Tcomp(1)/(Tcomp(R) + Tsync(R)), and the measured speedup is R·T(1)/T(R).
+    R·Tcomp(1)/(Tcomp(R) + Tsync(R)), but at most R, and the measured speedup is R·T(1)/T(R).
 
     Args:
         measured: the DataFrame that a sweep over :func:`measure_step` returns, or a list of dicts
@@ -176,7 +176,8 @@ def predict(
         :func:`speedups`.
 
     Raises:
-        ValueError: no row has one rank, or the configuration is outside the measured range.
+        ValueError: a batch size has no row with ``ranks=1``, or the configuration is outside the
+            measured range.
 
     >>> rows = [dict(ranks=r, batch=b, compute=b / 8, sync=float(r > 1), step=1.0)
     ...         for r in (1, 2) for b in (8, 24)]
@@ -270,7 +271,7 @@ def plot_prediction(
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
         runs: further measurements, with ``latency`` and ``bandwidth``. Runs with the same batch
-            and network are drawn as dots, others as rings.
+            and network are drawn as filled dots, others as hollow dots.
         ranks: R, the number of ranks to mark.
         batch: the samples per rank and step.
         nbytes: the bytes all-reduced per step, counted as one message.

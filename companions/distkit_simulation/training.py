@@ -83,7 +83,7 @@ def simulate_pipeline(
     overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> list[float]:
-    """Add the actions of a pipeline, as in :func:`pipeline`; return each rank's end time [s]."""
+    """Add the actions of a pipeline to ``writer``; return the end time of each rank [s]."""
     ranks = len(orders)
     weights = backward / 2 if weights is None else weights
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}

@@ -64,7 +64,7 @@ def test_each_option_affects_its_cost() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 12}, "a batch of 12 cannot be divided by dp · micro-batch = 2 · 4"),
+        ({"batch": 12}, "a batch of 12 is not divisible by dp · micro-batch = 2 · 4"),
         ({"micro_batch": 0}, "micro_batch = 0 is not a positive integer"),
         ({"chunks": 2}, "1F1B has one stage per rank"),
         ({"recompute": "most"}, "recompute='most': use 'none', 'selective', 'full'"),

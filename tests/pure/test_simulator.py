@@ -254,7 +254,7 @@ def test_messages_of_a_node_are_sequential() -> None:
         (lambda: simulate("ring", 4, -4, NET), "nbytes must not be negative; got -4"),
         (
             lambda: simulate("ring", 4, 4, Network.hosts(2, 4, ONE, ONE)),
-            r"network \(2 hosts of 4 devices\) has 8 ranks, not 4: use one of 4, or simulate 8$",
+            r"network \(2 hosts of 4 devices\) has 8 ranks, not 4: use a network of 4 ranks",
         ),
         (
             lambda: simulate("ring", 4, 4, NET, stragglers=Stragglers(slow={4: 2})),

@@ -1,7 +1,7 @@
-"""A static scene with the shards of each parameter by rank.
+"""A static scene that shows which shards of each parameter each rank has.
 
-Each parameter has a row with its name and shape. A box for each rank represents the whole
-parameter; the rank's shards are colored.
+Parameters whose names differ only in numbers, with equal shapes and shards, share a row. In each
+row, a box for each rank represents the whole parameter; the rank's shards are colored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Parameter = dict[str, Any]
 
 WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, widest rank column
 #: Heights of the heading, of a line (maximum, minimum) and of the drawing; width of a vector;
-#: minimum side of a matrix.
+#: minimum side of a box.
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
-    "Each box is a whole parameter, in proportion; the rank's shard is colored. Ranks with the "
-    "same shard have copies of it."
+    "Each box represents a whole parameter; the rank's shard is colored. Ranks with the same "
+    "shard have copies of it."
 )
 
 
@@ -229,7 +229,7 @@ def axes_to_draw(parameter: Parameter) -> list[int]:
 
 
 def _part(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]:
-    """Return the relative offset and extent of a shard in dimension ``d``; -1: no dimension."""
+    """Return a shard's relative offset and extent in dimension ``d``; -1 means no dimension."""
     if d < 0:
         return 0.0, float(all(shard["shape"]))
     return shard["offset"][d] / max(1, shape[d]), shard["shape"][d] / max(1, shape[d])

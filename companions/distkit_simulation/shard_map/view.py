@@ -1,4 +1,4 @@
-"""A view of samples by replica, or of shards of parameters by rank."""
+"""A view of samples by replica, or of parameter shards by rank."""
 
 from __future__ import annotations
 
