@@ -19,9 +19,9 @@ RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
 #: Parameters of :func:`distkit.inject_faults`, unless the function has parameters of these names.
 NETWORK = {"latency": "seconds per message", "bandwidth": "bytes per second on each rank"}
-#: Parameters in seconds, shown in milliseconds up to one second; the parameter in bytes per second.
+#: Parameters in seconds, the parameter in bytes per second, and the bytes in a megabyte.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
-#: Parameters on a logarithmic scale: powers of two with units, and powers of ten.
+#: Parameters with logarithmic sliders: byte counts, in powers of two, and other numbers.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
 EMPTY = inspect.Parameter.empty
@@ -36,8 +36,9 @@ class Settings:
         ranks: the number of ranks of an existing cluster, if any.
 
     Raises:
-        TypeError: the function has no such parameter, or one has neither a default nor a control.
-        ValueError: a control allows an impossible value.
+        TypeError: a control is for an unknown parameter, or a parameter has neither a default nor a
+            control.
+        ValueError: a control allows an invalid value.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Control:
         return self.widget.value if self.scale == 1 else self.widget.value / self.scale
 
     def check(self, value: Any) -> None:
-        """Raise ValueError, with the allowed values, for any other value."""
+        """Raise ValueError, which lists the allowed values, if ``value`` is not allowed."""
         if self.choices and value not in self.choices:
             choices = ", ".join(map(format_plain, self.choices))
             raise ValueError(
@@ -196,7 +197,7 @@ def format_value(name: str, value: Any) -> str:
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return a function's parameters with their defaults or EMPTY; ``**`` if it accepts any.
+    """Return a function's parameters with their defaults or EMPTY; ``**`` stands for any name.
 
     Raises:
         TypeError: the argument is not a function, or has a positional-only or reserved parameter.
@@ -234,7 +235,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
         default: the initial value; EMPTY for the middle of the range.
 
     Raises:
-        ValueError: the range is empty, or the default is outside of it.
+        ValueError: the control allows no value or an invalid one, or does not allow the default.
         TypeError: the abbreviation is not supported.
     """
     try:

@@ -59,7 +59,7 @@ MAX_LINES = 200
 
 
 class BackgroundCluster(Cluster):
-    """A cluster without a status card or a cell; ``%%ranks`` does not use it."""
+    """A cluster that has no status card and belongs to no cell; ``%%ranks`` does not use it."""
 
     def __init__(self, plan: Plan) -> None:
         self._open(plan, show_card=False)
@@ -89,7 +89,8 @@ def submit(
 ) -> Run:
     """Start a run on ready ranks.
 
-    Settings that delay messages are added to the active faults; ``network`` contains their names.
+    ``network`` contains the names of the settings that slow down all messages. These settings and
+    ``straggler`` override the active faults.
 
     Raises:
         ClusterError: the cluster is busy.
@@ -146,7 +147,7 @@ class Experiment:
     """Sliders and buttons that start real runs, like ``ipywidgets.interact`` for a function.
 
     A notebook displays an experiment as a panel with a control per parameter, the buttons Run and
-    Stop, a progress bar, a table of all runs, a plot of the run time and the returned values
+    Stop, a progress bar, a table of all runs, a plot of the run time and the first returned value
     against the varied parameter, and the views of the latest run. The notebook stays usable during
     runs.
 
@@ -158,7 +159,7 @@ class Experiment:
     - ``straggler=(0, 0.5)``: delay of each communication call on the last rank [s], shown in
       milliseconds if the range ends at one second or less.
     - ``latency=(1e-5, 0.01)`` and ``bandwidth=(1e6, 1e9)``: as in :func:`~distkit.inject_faults`,
-      in seconds and bytes per second, if the function has no such parameter.
+      in seconds and bytes per second, if the function has no parameter of this name.
     - ``size=(64, 2**20)`` or ``nbytes``: bytes, in powers of two, shown with units.
     - ``lr=(0.01, 1.0)`` or ``learning_rate``: a number on a logarithmic scale.
 
@@ -174,7 +175,8 @@ class Experiment:
         controls: controls by parameter.
 
     Raises:
-        TypeError: the function has no such parameter, or one has neither a default nor a control.
+        TypeError: a control is for an unknown parameter, or a parameter has neither a default nor a
+            control.
         ValueError: a control is invalid, or its default is outside its range.
         NotPicklableError: the function cannot be pickled.
 
@@ -201,8 +203,8 @@ class Experiment:
             )
         if picture is not None and not callable(picture):
             raise TypeError(
-                f"picture={picture!r} must be a function that draws the runs. If it is a control "
-                "of your function, rename that parameter."
+                f"picture={picture!r} must be a function that plots the runs. If your function has "
+                "a parameter named picture, rename that parameter."
             )
         self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
         self.settings = Settings(fn, controls, None if cluster is None else cluster.plan.ranks)
@@ -233,7 +235,7 @@ class Experiment:
             return self._run_once(setting)
 
     def sweep(self, **values: Any) -> list[Run]:
-        """Run every combination of the given values, one after the other.
+        """Run every combination of the given values, one after another.
 
         The Stop button, Ctrl-C and :meth:`stop` end the sweep; finished runs are kept.
 
@@ -292,9 +294,9 @@ class Experiment:
         """Return one row per run: parameters, measurements, and the numbers that rank 0 returned.
 
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
-        rank, or a worker with parameter servers, waited for others; the numbers of messages and
-        collectives on all ranks; the bytes of all messages, with each collective's largest tensor
-        counted once; and, if steps are marked, their number and duration.
+        rank (or, with parameter servers, a worker) waited for others; the numbers of messages and
+        collectives on all ranks; the bytes of all messages plus, for each collective, the bytes of
+        its largest tensor; and, if steps are marked, their number and duration.
         """
         return results.frame(self.records)
 
@@ -376,7 +378,7 @@ class Experiment:
 
     @contextmanager
     def _ready_cluster(self, ranks: int) -> Iterator[Cluster]:
-        """Provide a ready cluster: the given one, or a new one for a different number of ranks.
+        """Provide a ready cluster: the given one if it has ``ranks`` ranks, or else a new one.
 
         Raises:
             StartError: this machine cannot start ``ranks`` ranks.
@@ -498,7 +500,7 @@ class Experiment:
 def sweep(
     fn: Callable[..., Any], cluster: Cluster | None = None, /, **values: Any
 ) -> pandas.DataFrame:
-    """Run every combination of the given values, one after the other, on real ranks.
+    """Run every combination of the given values, one after another, on real ranks.
 
     ``ranks``, ``straggler``, ``latency`` and ``bandwidth`` have the same meaning as for an
     :class:`~distkit.Experiment`; all other values are arguments of the function. Ctrl-C and the

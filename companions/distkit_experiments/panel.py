@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Maximum number of events for Stage and Servers, which show every message of a run.
 MAX_STAGE_EVENTS = 20_000
 
-NO_RUNS = "<p>No run yet. Press Run to start one with these values.</p>"
+NO_RUNS = "<p>No runs yet. Press Run to start one with these values.</p>"
 
 RUNS = "Runs"
 VIEWS = {"Timeline": Timeline, "Servers": Servers, "Stage": Stage, "Gradients": Gradients}
@@ -69,7 +69,7 @@ class Bar:
 
 
 class RunButton(anywidget.AnyWidget):
-    """The Run button, which first reads the values of controls from the page.
+    """The Run button, which first reads the values of the controls from the page.
 
     Args:
         controls: the widgets of the controls; values on the page may not be synchronized yet.
@@ -187,7 +187,7 @@ class Tabs:
         self.widget.observe(lambda _: self._create_view(), "selected_index")
 
     def show(self, trace: Trace, run: int) -> None:
-        """Show another run; keep the open tab if the run has it."""
+        """Show another run; the tab at the same position stays selected, if there is one."""
         old, selected = self.widget.children[1:], self.widget.selected_index or 0
         self._trace, self._names = trace, available_views(trace)
         boxes = [_with_class(ipywidgets.VBox(), "dkx-picture") for _ in self._names]

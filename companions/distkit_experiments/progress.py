@@ -9,7 +9,7 @@ from distkit.events import COMPUTATION, Event, Op, State
 
 
 class Meter:
-    """Counts the steps and operations of a run in its events, without side effects.
+    """Counts the steps and operations of a run from its events, without side effects.
 
     A step is a completed mark with the label ``step``, or a step of
     :func:`distkit.watch_gradients`.
@@ -35,5 +35,5 @@ class Meter:
 
     @property
     def done(self) -> int | None:
-        """The smallest number of steps of any rank that has begun one; None without steps."""
+        """The number of steps that all ranks with steps have completed; None without such ranks."""
         return min(self._done.values(), default=None)

@@ -188,8 +188,8 @@ def static_html(
 def varied(records: Sequence[Record]) -> list[str]:
     """Return the parameters that differ between runs, starting with the one for the x axis.
 
-    Numbers come before text; within each, parameters with more values in the latest runs come
-    first.
+    Numeric parameters come before the others. Within each kind, parameters with more values in the
+    latest runs come first.
     """
     latest = [r.parameters for r in records[-RECENT_RUNS:]]
 

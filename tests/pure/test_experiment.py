@@ -355,5 +355,5 @@ def test_custom_plot_follows_controls_and_runs() -> None:
     assert "<b>ValueError</b> &lt;picture&gt; is too large" in drawn.value
     assert "2 runs" in repr(experiment)
     experiment.close()
-    with pytest.raises(TypeError, match=r"picture=\(1, 2\) must be a function that draws"):
+    with pytest.raises(TypeError, match=r"picture=\(1, 2\) must be a function that plots"):
         dk.Experiment(train, picture=(1, 2))
