@@ -12,7 +12,8 @@
 :class:`ColumnLinear` and :class:`RowLinear` split a layer, and :class:`Zero` shards the states of
 data-parallel training. :class:`Layout` checks whether dp · pp · tp ranks can share a model,
 :class:`Transformer` and :class:`States` compute memory, and :func:`tensor_bytes` measures it.
-:func:`shards` lists the shards on each rank, and :func:`idle` measures how long ranks wait.
+:func:`shards` lists the shards on each rank, and :func:`idle` measures the fraction of time that
+ranks wait.
 """
 
 from typing import TYPE_CHECKING

@@ -15,8 +15,8 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
     """Return the fraction of time that each rank waits, for example in receives and collectives.
 
     The time extends from the first start to the last end on any rank; a rank also waits before its
-    own start and after its own end. Sends and marks do not count as waiting. For a pipeline with
-    one stage per rank and free messages, the result is (p-1)/(m+p-1).
+    own start and after its own end. Sends and marks do not count as waiting. For GPipe and 1F1B, if
+    messages take no time, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.

@@ -27,7 +27,7 @@ SLICED = ("heads", "kv_heads", "hidden", "inner", "vocabulary", "sequence")
 class Layout:
     """A division of a model over dp · pp · tp ranks: into copies, stages of layers, and slices.
 
-    All numbers are checked before any process starts.
+    The numbers are checked when the layout is created, before any process starts.
 
     Args:
         dp: the number of data-parallel copies; each gets an equal part of the batch.
@@ -58,8 +58,8 @@ class Layout:
         >>> Layout(tp=3, heads=32, hidden=4096)
         Traceback (most recent call last):
         distkit.errors.LayoutError: Layout(dp=1, pp=1, tp=3) does not fit:
-          heads = 32 cannot be divided by tp = 3
-          hidden = 4096 cannot be divided by tp = 3
+          heads = 32 is not divisible by tp = 3
+          hidden = 4096 is not divisible by tp = 3
         The nearest valid layouts: Layout(dp=1, pp=1, tp=4), Layout(dp=1, pp=1, tp=2)
     """
 
@@ -114,9 +114,9 @@ class Layout:
         return math.prod(getattr(self, other) for other in inner)
 
     def mesh(self, device_type: str = "cpu") -> DeviceMesh:
-        """Create torch's device mesh, where ``mesh["tp"]`` is this rank's tensor-parallel group.
+        """Create torch's device mesh, in which ``mesh["tp"]`` is this rank's tensor-parallel group.
 
-        All ranks must call it.
+        All ranks must call this method.
 
         Raises:
             LayoutError: the run has a different number of ranks.
@@ -162,27 +162,27 @@ def _violations(layout: Any) -> Iterator[str]:
         ),
         (
             layout.devices_per_host,
-            f"{layout.devices_per_host} devices on a host",
+            f"devices_per_host = {layout.devices_per_host}",
             layout.tp,
             f"tp = {layout.tp}",
         ),
         (layout.hidden, f"hidden = {layout.hidden}", layout.heads or 1, f"heads = {layout.heads}"),
         (
             layout.layers,
-            f"{layout.layers} layers",
+            f"layers = {layout.layers}",
             layout.pp * layout.chunks,
             f"pp · chunks = {layout.pp} · {layout.chunks}",
         ),
         (
             layout.batch,
-            f"a batch of {layout.batch}",
+            f"batch = {layout.batch}",
             parts := layout.dp * layout.microbatches,
             f"dp · microbatches = {parts}",
         ),
     ]
     for value, label, divisor, divisor_label in rules:
         if value is not None and value % divisor:
-            yield f"{label} cannot be divided by {divisor_label}"
+            yield f"{label} is not divisible by {divisor_label}"
     try:
         if layout.schedule is not None:
             PIPELINES[layout.schedule].check(layout.pp, layout.microbatches, layout.chunks)

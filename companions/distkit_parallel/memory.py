@@ -1,7 +1,7 @@
 """Training memory per rank, computed from formulas and measured in a process.
 
-Parameters and gradients use 2 bytes each; Adam's state uses 8, for two moments of 4. Published
-tables often write "GB" for :data:`GIB`.
+By default, a parameter and its gradient use 2 bytes each, and Adam's state for the parameter uses
+8: two moments of 4 bytes. Published tables often write "GB" for :data:`GIB`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """The number of all parameters, except the parameters of norms (less than 0.01%)."""
+        """The number of parameters, without those of norms (less than 0.01%)."""
         return self.embeddings * self.embedding + self.layers * self.layer
 
     def activations(
@@ -213,8 +213,9 @@ class Transformer:
     ) -> float:
         """Return the bytes of activations on a pipeline rank, for all micro-batches in flight.
 
-        With 1F1B the first rank has one micro-batch per stage in flight, so a pipeline does not
-        reduce its activations. ``options`` are arguments of :meth:`activations`: ``tensor``, …
+        With 1F1B, the first rank has one micro-batch per stage in flight, so pipelining does not
+        reduce the activations on that rank. ``options`` are arguments of :meth:`activations`, such
+        as ``tensor``.
 
         Example:
             >>> whole = LLAMA_3_8B.activations(1024)

@@ -1,7 +1,7 @@
 """Pipeline parallelism: layers on different ranks exchange activations and gradients.
 
 :func:`split` cuts a model into stages. :func:`pipeline_step` is the reference implementation of
-GPipe and 1F1B with ``send`` and ``recv``. ``torch.distributed.pipelining`` also supports several
+GPipe and 1F1B with ``isend`` and ``recv``. ``torch.distributed.pipelining`` also supports several
 stages per rank.
 """
 
@@ -29,7 +29,7 @@ def pipeline_step(
     schedule: str = "1f1b",
     group: Group = None,
 ) -> Tensor:
-    """Run a batch forward and backward through a pipeline of p ranks, one stage on each.
+    """Run a batch forward and backward through a pipeline of p ranks, with one stage on each.
 
     ::
 
@@ -93,7 +93,7 @@ def pipeline_step(
 
 
 class _Link:
-    """A link to a neighboring rank; before the first activations, it sends their shape."""
+    """A link to a neighboring rank. The shape and dtype of the activations are sent once."""
 
     def __init__(self, peer: int, group: Group) -> None:
         self.peer, self.group = peer, group

@@ -2,7 +2,7 @@
 
 A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
 micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit_parallel.pipeline`
-executes and :func:`~distkit_simulation.training.pipeline` simulates. Where
+executes and :func:`~distkit_simulation.training.pipeline` simulates. If
 ``torch.distributed.pipelining`` has the same schedule, the lists match its order. All schedules
 except GPipe follow one pattern::
 
@@ -300,7 +300,7 @@ class PipelineSchedule(Described):
         return _peak_activations(self, ranks, microbatches, chunks)[rank]
 
 
-@cache  # a job asks for each rank
+@cache  # Job calls this for every rank
 def _peak_activations(
     schedule: PipelineSchedule, ranks: int, microbatches: int, chunks: int
 ) -> list[int]:

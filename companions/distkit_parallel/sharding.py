@@ -1,4 +1,4 @@
-"""Shards of a model on each rank."""
+"""Lists the shards of a model on each rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 def shards(
     model: nn.Module | Tensor | Mapping[str, Tensor], name: str = "tensor"
 ) -> list[dict[str, Any]]:
-    """List the shards of each parameter on each rank. All ranks must call it.
+    """List the shards of each parameter on each rank. All ranks must call this function.
 
     Plain tensors, DTensors on any mesh, models under ``fully_shard``, ranks with different layers,
-    and the layers of :mod:`distkit_parallel.tensor_parallel` are supported. Only sizes are sent.
+    and the layers of :mod:`distkit_parallel.tensor_parallel` are supported. No values are sent.
 
     Args:
         model: a model, a tensor, or tensors by name.

@@ -5,7 +5,8 @@ Y = X·A and Z = Y·B are split over R ranks, A by columns and B by rows::
     rank r    X ─► [A_r] ─► Y_r ─► [B_r] ─► Z_r ─ all-reduce ─► Z = Σ_r Z_r
 
 No communication is needed between the two layers, even with an element-wise function between them.
-Forward needs one all-reduce, and backward needs another, which sums the gradient of X.
+The forward pass needs one all-reduce, and the backward pass needs another, which sums the gradient
+of X.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(_shard(whole.bias, 0, group))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the columns to a copy of ``x``; backward all-reduces its gradient."""
+        """Apply the columns to ``x``; the backward pass all-reduces the gradient of ``x``."""
         return nn.functional.linear(copy_to_ranks(x, self.group), self.weight, self.bias)
 
 
@@ -67,7 +68,7 @@ class RowLinear(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the rows and all-reduce, then add the bias once; backward copies the gradient."""
+        """Apply the rows, all-reduce the result, and add the bias once."""
         y = sum_of_ranks(nn.functional.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 

@@ -81,7 +81,7 @@ class Zero:
         self.optimizer = optimizer([unit.part for unit in self.units])
 
     def step(self) -> None:
-        """Update this rank's parts; in stages 1 and 2, then gather the parameters."""
+        """Update this rank's parts, and gather the parameters in stages 1 and 2."""
         for unit in reversed(self.units):
             unit.reduce_gradients()  # for parameters unused by the loss
         self.optimizer.step()
@@ -181,7 +181,7 @@ class _Unit:
         return vector if self.stage == 0 else vector.chunk(self.ranks)[self.rank]
 
     def _flatten(self, tensors: list[Tensor]) -> Tensor:
-        """Concatenate tensors into a vector, padded with zeros for parts of equal size."""
+        """Concatenate tensors into a vector, padded to a multiple of the number of ranks."""
         flat = torch.cat([t.reshape(-1) for t in tensors])
         return nn.functional.pad(flat, (0, -len(flat) % self.ranks))
 

@@ -21,20 +21,20 @@ from distkit_simulation import Link, Network, pipeline
     ("sizes", "message"),
     [
         ({"dp": 2, "tp": 3, "world": 8}, "dp · pp · tp = 6 ranks, but there are 8"),
-        ({"tp": 3, "heads": 32}, "heads = 32 cannot be divided by tp = 3"),
-        ({"tp": 4, "kv_heads": 2}, "kv_heads = 2 cannot be divided by tp = 4"),
-        ({"tp": 2, "hidden": 4095}, "hidden = 4095 cannot be divided by tp = 2"),
-        ({"heads": 3, "hidden": 4096}, "hidden = 4096 cannot be divided by heads = 3"),
-        ({"tp": 8, "inner": 100}, "inner = 100 cannot be divided by tp = 8"),
-        ({"tp": 2, "vocabulary": 50257}, "vocabulary = 50257 cannot be divided by tp = 2"),
-        ({"tp": 2, "sequence": 1023}, "sequence = 1023 cannot be divided by tp = 2"),
-        ({"pp": 3, "layers": 32}, r"32 layers cannot be divided by pp · chunks = 3 · 1"),
-        ({"pp": 4, "layers": 12, "chunks": 2}, r"12 layers cannot .* pp · chunks = 4 · 2"),
+        ({"tp": 3, "heads": 32}, "heads = 32 is not divisible by tp = 3"),
+        ({"tp": 4, "kv_heads": 2}, "kv_heads = 2 is not divisible by tp = 4"),
+        ({"tp": 2, "hidden": 4095}, "hidden = 4095 is not divisible by tp = 2"),
+        ({"heads": 3, "hidden": 4096}, "hidden = 4096 is not divisible by heads = 3"),
+        ({"tp": 8, "inner": 100}, "inner = 100 is not divisible by tp = 8"),
+        ({"tp": 2, "vocabulary": 50257}, "vocabulary = 50257 is not divisible by tp = 2"),
+        ({"tp": 2, "sequence": 1023}, "sequence = 1023 is not divisible by tp = 2"),
+        ({"pp": 3, "layers": 32}, r"layers = 32 is not divisible by pp · chunks = 3 · 1"),
+        ({"pp": 4, "layers": 12, "chunks": 2}, r"layers = 12 is not .* pp · chunks = 4 · 2"),
         (
             {"dp": 4, "batch": 36, "microbatches": 2},
-            "a batch of 36 cannot be divided by dp · microbatches = 8",
+            "batch = 36 is not divisible by dp · microbatches = 8",
         ),
-        ({"tp": 16, "devices_per_host": 8}, "8 devices on a host cannot be divided by tp = 16"),
+        ({"tp": 16, "devices_per_host": 8}, "devices_per_host = 8 is not divisible by tp = 16"),
         (
             {"pp": 4, "microbatches": 9, "schedule": "interleaved", "chunks": 2},
             "9 micro-batches on 4 ranks would form 2 groups",
@@ -55,7 +55,7 @@ def test_layout_error_lists_all_violations_and_nearest_layouts() -> None:
         Layout(dp=1, tp=6, pp=4, world=24, heads=32, layers=32, batch=48)
     assert str(caught.value).splitlines() == [
         "Layout(dp=1, pp=4, tp=6) does not fit:",
-        "  heads = 32 cannot be divided by tp = 6",
+        "  heads = 32 is not divisible by tp = 6",
         "The nearest valid layouts: Layout(dp=3, pp=4, tp=2), Layout(dp=3, pp=2, tp=4)",
     ]
 
