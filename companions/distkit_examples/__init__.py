@@ -1,5 +1,6 @@
 """Example programs and recorded runs.
 
-:mod:`~distkit_examples.demos` has four demonstrations, :mod:`~distkit_examples.hangs` programs that
-make mistakes, and :mod:`~distkit_examples.recorded` larger runs, which open without torch.
+:mod:`~distkit_examples.demos` contains four demonstrations, :mod:`~distkit_examples.hangs` contains
+programs with mistakes, and :mod:`~distkit_examples.recorded` contains larger runs, which open
+without torch.
 """

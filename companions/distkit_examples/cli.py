@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         default="all",
         help="p2p, all_reduce, sync_sgd, parameter_server or all (the default)",
     )
-    demo.add_argument("--html", type=Path, metavar="FILE", help="write a page that replays them")
+    demo.add_argument("--html", type=Path, metavar="FILE", help="write a replay page to this file")
     demo.set_defaults(run=_demo, usage_error=demo.error)
 
 

@@ -30,7 +30,7 @@ RANKS, EPOCHS, PS_EPOCHS, BATCH, LR = 4, 8, 3, 32, 0.2
 
 
 def model() -> nn.Module:
-    """Return a perceptron with one hidden layer, 64-128-10, with the same weights at every call."""
+    """Return a perceptron with one hidden layer, 64-128-10, with the same weights on every call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
@@ -177,7 +177,7 @@ def parameter_server() -> Result:
 
 
 def first_steps(trace: Trace, label: str, steps: int = 3) -> Trace:
-    """Return a trace of each rank's first steps, each of which begins with a mark of this label.
+    """Return a trace of each rank's first steps; each step begins with a mark labeled ``label``.
 
     >>> from distkit.events import Event, Op, State
     >>> label = {"label": "step"}

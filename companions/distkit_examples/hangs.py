@@ -83,7 +83,7 @@ def wrong_destination() -> None:
 
 
 def wrong_dtype() -> None:
-    """Rank 1 receives floats into integers: nothing hangs, but the numbers are wrong."""
+    """Rank 1 receives floats into an integer tensor: nothing hangs, but the numbers are wrong."""
     if dist.get_rank() == 0:
         dist.send(torch.ones(3), dst=1)
     else:
@@ -179,7 +179,7 @@ def different_shape() -> None:
 
 
 def split_mismatch() -> None:
-    """Rank 0 sends one row to rank 1, which expects two: the second keeps its old value."""
+    """Rank 0 sends one row to rank 1, which expects two: the second row keeps its old value."""
     first = dist.get_rank() == 0
     sent, awaited = ([1, 1], [1, 2]) if first else ([2, 2], [2, 2])
     dist.all_to_all_single(torch.zeros(sum(awaited)), torch.ones(sum(sent)), awaited, sent)
@@ -284,7 +284,7 @@ class _TwoHeads(torch.nn.Module):
 
 
 def unused_parameter() -> None:
-    """On rank 1 the second head gets no gradient, so its bucket is never sent."""
+    """On rank 1, the second head gets no gradient, so its bucket is never sent."""
     net = DistributedDataParallel(_TwoHeads())
     net(torch.ones(1, 4), both=dist.get_rank() != 1).sum().backward()
 
@@ -304,7 +304,7 @@ def killed() -> None:
 
 
 def straggler() -> None:
-    """Rank 2 is slow in every step: the others wait, but the results are right."""
+    """Rank 2 is slow in every step: the others wait, but the results are correct."""
     for _ in range(5):
         if dist.get_rank() == 2:
             time.sleep(0.2)
