@@ -2,7 +2,7 @@
 
 Decoding never executes code, even on untrusted data.
 
-A rank buffers events for up to 0.2 s before it sends them, so an aborting process would lose its
+A rank buffers events for up to 0.1 s before it sends them, so an aborting process would lose its
 last events. Events are therefore also written to the black box, a memory-mapped ring buffer.
 """
 
