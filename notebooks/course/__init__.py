@@ -13,7 +13,7 @@ from distkit_course.content import (
 )
 from distkit_course.task import Task
 
-#: Every exercise, from a file for each subject.
+#: All exercises, by subject.
 TASKS: list[Task] = [
     task
     for part in (messages, collectives, training, models, parameter_server, machines, programs)

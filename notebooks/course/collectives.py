@@ -1,4 +1,4 @@
-"""Exercises on collectives, judged on real ranks and against the messages of the best algorithm."""
+"""Exercises on collectives, run on real ranks and compared with the best algorithm's messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def call_with_root(answer: Callable[..., object], rank: int, n: int, length: int
 
 
 def root(n: int, length: int) -> int:
-    """Return the root of a broadcast: the last rank for one element, or another rank."""
+    """Return the root of a broadcast, which depends on the length of the tensor."""
     return (n - length) % n
 
 
@@ -54,7 +54,7 @@ def call_gather(answer: Callable[..., object], rank: int, n: int, length: int) -
 
 
 def call_scatter(answer: Callable[..., object], rank: int, n: int, length: int) -> Tensor:
-    """Call ``answer(output, inputs)``, and return the output: the sum of all ranks' inputs[r]."""
+    """Call ``answer(output, inputs)``, and return the output."""
     output = zeros(length) - 1
     answer(output, [initial_values(rank, length) + part for part in range(n)])
     return output
@@ -77,7 +77,7 @@ def to_all_ranks(x: Tensor) -> None:
 
 
 def through_rank_0(x: Tensor) -> None:
-    """Rank 0 adds the tensors and sends the sum to all: correct, but a bottleneck."""
+    """Rank 0 adds the tensors and sends the sum to all others: correct, but a bottleneck."""
     others = range(1, dist.get_world_size())
     if dist.get_rank():
         dist.send(x, 0)
@@ -120,7 +120,7 @@ def chain(x: Tensor, src: int) -> None:
 
 
 def gathers_through_rank_0(outputs: list[Tensor], x: Tensor) -> None:
-    """Rank 0 receives all parts and sends all of them to every rank."""
+    """Rank 0 receives all parts and sends all of them to every other rank."""
     outputs[dist.get_rank()].copy_(x)
     others = range(1, dist.get_world_size())
     if dist.get_rank():
@@ -154,7 +154,7 @@ def _task(
 ) -> Task:
     name, _, parameters = signature.rstrip(")").partition("(")
     details = (
-        f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks it "
+        f"Use send and recv, or isend and irecv. {best.title}: {best.summary}.\nOn 4 ranks, it "
         f"takes {best.rounds(4)} rounds, and a rank sends at most {best.messages(4)} messages."
     )
     trial = CollectiveTrial(best, call, expected, parameters.split(", ")[0], parts)
@@ -218,13 +218,13 @@ TASKS: list[Task] = [
         "Your partner in the round with distance d = 1, 2, 4, … is rank ^ d.",
         "Partners exchange their whole tensors and add them. After lg n rounds, every rank has the "
         "sum.",
-        "If n is not a power of two, fold first: the ranks beyond the largest power of two send "
-        "their tensors to a partner, wait, and receive the result at the end.",
+        "If n is not a power of two, fold first: the ranks beyond the largest power of two each "
+        "send their tensor to a partner, wait, and receive the result at the end.",
     ),
     _all_reduce(
         "tree",
         "On the way up, in the round with distance d = 1, 2, 4, …, the ranks r with r % 2d == d "
-        "send to r - d, which adds.",
+        "send to rank r - d, which adds the received tensor.",
         "On the way down, do the same in reverse, with the larger distances first.",
     ),
     _all_reduce(

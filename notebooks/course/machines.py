@@ -1,4 +1,4 @@
-"""Exercises on several machines: the bytes that a ring sends between them."""
+"""Exercises on rings across machines: the bytes sent between machines, and the best rank order."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WORK_SECONDS = 0.06
 
 
 def relay(x: Tensor) -> None:
-    """Each rank receives x, adds 1 and passes x on."""
+    """Every rank adds 1 to the previous rank's number; rank 0 starts with its own 0."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
         dist.recv(x, rank - 1)
@@ -120,7 +120,7 @@ def by_gathering(x: Tensor, y: Tensor) -> None:
 
 
 def sends_first(x: Tensor, work: Answer) -> None:
-    """Waits, then works."""
+    """Rank 0 waits in send before it works."""
     if dist.get_rank() == 0:
         dist.send(x, 1)
         work()
@@ -130,7 +130,7 @@ def sends_first(x: Tensor, work: Answer) -> None:
 
 
 def never_waits(x: Tensor, work: Answer) -> None:
-    """Does not wait for the request."""
+    """Rank 0 never waits for its request."""
     sending = None if dist.get_rank() else dist.isend(x, 1)
     work()
     if sending is None:
@@ -139,7 +139,7 @@ def never_waits(x: Tensor, work: Answer) -> None:
 
 
 def waits_at_once(x: Tensor, work: Answer) -> None:
-    """Waits for the request before working."""
+    """Rank 0 waits for its request before it works."""
     if dist.get_rank() == 0:
         dist.isend(x, 1).wait()  # type: ignore[union-attr]
         work()
@@ -176,7 +176,7 @@ def fewest_batches(batches: list[Tensor]) -> Tensor:
 
 
 def limits_to_last_rank(batches: list[Tensor]) -> Tensor:
-    """Drops each rank's batches beyond the last rank's count."""
+    """Drops each rank's batches beyond the last rank's number of batches."""
     dist.broadcast(rounds := torch.tensor(len(batches)), dist.get_world_size() - 1)
     return total_of_all(batches[: int(rounds)])
 
@@ -244,7 +244,7 @@ def _explain_total(results: list[float], expected: list[float]) -> str:
     """Describe which batches were summed."""
     if results == [m * (m + 1) / 2 for m in BATCHES[: len(results)]]:
         return "this is the sum of the rank's own batches"
-    return "batches of some ranks are missing: run as many rounds as the longest list"
+    return "batches of some ranks are missing: run as many rounds as the longest list has batches"
 
 
 #: The exercises.
@@ -289,7 +289,7 @@ TASKS: list[Task] = [
         swap,
         (
             "If both ranks receive first, neither sends.",
-            "Let one rank send first and the other one receive first. Or start both sends with "
+            "One rank can send first while the other receives first. Or start both sends with "
             "dist.isend, and call wait() after the recv.",
         ),
         Program(

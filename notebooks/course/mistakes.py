@@ -1,4 +1,4 @@
-"""Builds wrong answers from right ones."""
+"""Combines functions into wrong answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distkit_course.task import Answer
 
 
 def in_turn(*functions: Answer) -> Answer:
-    """Return an answer that calls functions one after another, and returns the last result."""
+    """Return an answer that calls the functions in order and returns the last result."""
 
     def call(*arguments: Any) -> Any:
         return [function(*arguments) for function in functions][-1]

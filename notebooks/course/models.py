@@ -88,7 +88,7 @@ _why_crossover = explain_mistakes(
 
 
 def scatter_reduce(n: int) -> Iterator[Round]:
-    """Every rank sends chunk r to rank r, which adds and sends the sum to all."""
+    """Rank r receives chunk r from all other ranks, adds it, and sends the sum to all of them."""
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     yield Round(src, dst, chunk=dst, reduce=True)
     yield Round(src, dst, chunk=src, reduce=False)
@@ -186,7 +186,7 @@ def _why_rate(
     returned: Any, expected: float, step: int, base: float, ranks: int, warmup: int
 ) -> str:
     if same(returned, base * ranks):
-        return "without a warm-up: it begins at base"
+        return "this is the full rate without a warm-up: the rate begins at base"
     if same(returned, base * ranks * min(1.0, step / warmup)):
         return "it begins at base, not at 0"
     if same(returned, base * (1 + (ranks - 1) * step / warmup)):
@@ -216,19 +216,20 @@ def _why_order(returned: Any, expected: list[Any], rank: int, ranks: int, microb
     if sorted(map(str, returned)) != sorted(map(str, expected)):
         return "each micro-batch has one forward and one backward pass"
     if returned == [(kind, i) for kind in "FB" for i in range(microbatches)]:
-        return "this is GPipe: it keeps all micro-batches. Run backward passes as early as possible"
+        return "this is GPipe: it keeps all activations. Run backward passes as early as possible"
     return "rank r runs ranks-1-r forward passes before forward and backward passes alternate"
 
 
 def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
-    """ZeRO divides Adam's states from stage 1 on, gradients from 2 on, parameters in stage 3."""
+    """Stage 1 divides Adam's states, stage 2 also gradients, and stage 3 also parameters."""
     sharded = 8 * (stage >= 1) + 2 * (stage >= 2) + 2 * (stage >= 3)
     return parameters * (12 - sharded + sharded / ranks)
 
 
 _why_bytes = explain_mistakes(
     (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
-    otherwise="stage 1 divides Adam's states among the ranks, 2 also gradients, 3 also parameters",
+    otherwise="stage 1 divides Adam's states among the ranks, stage 2 also gradients, and stage 3 "
+    "also parameters",
 )
 
 
@@ -273,7 +274,7 @@ class SimulatedGpu:
         self._program: float | None = None  # the program's time, during a task
 
     def submit(self, task: Answer) -> SimpleNamespace:
-        """Execute a task at once, but at the GPU's time."""
+        """Execute a task immediately, with the clock at the time when the GPU reaches the task."""
         self._program, self._now = self._now, self._idle
         value, self._idle, self._now = task(), self._now, self._program
         self._program = None
@@ -291,7 +292,7 @@ class SimulatedGpu:
         """Work for the length of the task.
 
         Raises:
-            WrongAnswer: the program itself executes it.
+            WrongAnswer: the program called the task instead of submitting it.
         """
         if self._program is None:
             raise WrongAnswer("the program executes the task itself: submit it to the GPU")
@@ -299,7 +300,7 @@ class SimulatedGpu:
 
 
 def gpu_seconds(gpu: Any, clock: Any, task: Any) -> float:
-    """Two more tasks in the queue note the time, as events do."""
+    """Two more tasks in the queue record the time, as CUDA events do."""
     begin, _, end = gpu.submit(clock), gpu.submit(task), gpu.submit(clock)
     return float(end.result() - begin.result())
 
@@ -313,10 +314,13 @@ def _on_simulated_gpu(answer: Answer) -> Iterator[Criterion]:
         lambda queued, seconds: seconds,
         [(2.0, 3.0), (0.0, 1.0), (5.0, 0.5)],
         explain_mistakes(
-            (lambda queued, seconds: 0.0, "the call returns at once: let the GPU note the time"),
+            (
+                lambda queued, seconds: 0.0,
+                "the call returns immediately: submit clock, too",
+            ),
             (
                 lambda queued, seconds: queued + seconds,
-                "this contains the earlier tasks in the queue",
+                "this includes the time of the earlier tasks in the queue",
             ),
         ),
     )(call)
@@ -372,7 +376,7 @@ _why_steps = explain_mistakes(
 
 
 def functions_per_worker(seconds: list[float], functions: int) -> list[int]:
-    """Worker w could start at each multiple of seconds[w]. The earliest starts are used."""
+    """Worker w can start at each multiple of seconds[w]; the functions get the earliest starts."""
     starts = sorted((k * s, w) for w, s in enumerate(seconds) for k in range(functions))
     return [sum(owner == w for _, owner in starts[:functions]) for w in range(len(seconds))]
 
@@ -578,7 +582,7 @@ TASKS: list[Task] = [
         (
             (
                 lambda rank, ranks, m: [(kind, i) for kind in "FB" for i in range(m)],
-                "this is GPipe: it keeps all micro-batches",
+                "this is GPipe: it keeps all activations",
             ),
             (
                 lambda rank, ranks, m: [(kind, i) for i in range(m) for kind in "FB"],
@@ -598,14 +602,14 @@ TASKS: list[Task] = [
         bytes_per_rank,
         (
             "How many bytes do a parameter, its gradient and states take if nothing is divided?",
-            "Stage 1 divides 8 of the 12 bytes by the number of ranks, stage 2 ten, and stage 3 "
-            "all.",
+            "Stage 1 divides 8 of the 12 bytes by the number of ranks, stage 2 divides 10, and "
+            "stage 3 all 12.",
         ),
         _calls(bytes_per_rank, _why_bytes, product((1_000_000, 64), (4, 8), (0, 1, 2, 3))),
         (
             (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
             (lambda p, n, stage: 12 * p / n, "stage 1 divides Adam's states"),
-            (lambda p, n, stage: p * (12 - 4 * stage), "2 also gradients, 3 also parameters"),
+            (lambda p, n, stage: p * (12 - 4 * stage), "stage 2 also gradients, and stage 3 also"),
         ),
     ),
     Task(
@@ -654,24 +658,24 @@ TASKS: list[Task] = [
         "gpu_seconds",
         "gpu_seconds(gpu, clock, task)",
         "return for how many seconds the GPU works on a task",
-        "gpu.submit(f) appends f to the queue of the GPU, in which other tasks may already be. Its "
-        "result() waits for f() and returns its value. clock() returns the time. The check "
-        "simulates the GPU: queued and seconds are the lengths of the earlier tasks and of this "
-        "one.",
+        "gpu.submit(f) appends f to the GPU's queue, which may already contain other tasks, and "
+        "returns an object whose result() waits for f() and returns its value. clock() returns "
+        "the time. The check simulates the GPU: queued and seconds are the durations of the "
+        "earlier tasks and of this task.",
         gpu_seconds,
         (
             "Which part of the program knows when the GPU begins the task?",
-            "clock is a task, too: append it before and after.",
+            "clock can be a task, too: submit it before and after the task.",
         ),
         _on_simulated_gpu,
         (
             (
                 lambda gpu, clock, task: -clock() + (gpu.submit(task), clock())[1],
-                "the call returns at once: let the GPU note the time",
+                "the call returns immediately: submit clock, too",
             ),
             (
                 lambda gpu, clock, task: -clock() + (gpu.submit(task).result(), clock())[1],
-                "this contains the earlier tasks in the queue",
+                "this includes the time of the earlier tasks in the queue",
             ),
             (
                 lambda gpu, clock, task: -clock() + (task(), clock())[1],

@@ -1,8 +1,8 @@
-"""Exercises on the parameter server: the push handler, the staleness rule, and its bound.
+"""Exercises on the parameter server.
 
-The judges compare answers with the library's rule and server. A push handler receives messages in
-random orders. Gradient i is 1 at index i and 0 elsewhere. The value is the sum of the gradients, so
-it shows how often each of them was applied. The staleness bound is tried in simulated time.
+A push handler receives messages in random orders and is compared with the library's server.
+Gradient i is 1 at index i and 0 elsewhere. The server's value is the sum of the gradients, so it
+shows how often each of them was applied. The staleness bound is tried in simulated time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def push_handler(server: Server, worker: int, number: int, gradient: Tensor) -> 
 
     server.inbox[worker] = gradient
     if server.sync and len(server.inbox) < server.workers:
-        return []  # a worker is missing in this round
+        return []  # a gradient of this round is missing
 
     server.update(sum(server.inbox.values()))
     server.inbox.clear()  # the next round begins
@@ -78,7 +78,7 @@ def waits_for(worker: int, clocks: Mapping[int, int], bound: int) -> set[int]:
 
 
 def staleness_bound(step: float, pause: float) -> int:
-    """Return the number of gradients during a pause: ``pause / step``, rounded up."""
+    """Return how many gradients another worker computes during a pause, rounded up."""
     return math.ceil(pause / step)
 
 
@@ -109,7 +109,7 @@ def two_bit(
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Rounds in a scenario, and random scenarios of each kind.
+#: Number of rounds in a scenario, and of random scenarios of each kind.
 ROUNDS, SCENARIOS = 3, 60
 #: Number of messages shown from the end of a failed scenario.
 SHOWN = 7
@@ -117,7 +117,7 @@ SHOWN = 7
 #: The kinds of scenarios, the simplest first: description, whether it is synchronous, and the
 #: probability that a push is repeated.
 KINDS = (
-    ("dist_sync: one update with the sum of each round, and then the pulls", True, 0.0),
+    ("dist_sync: one update with the sum of each round, and then replies to the pulls", True, 0.0),
     ("dist_async: an update with each gradient, immediately", False, 0.0),
     ("exactly once in dist_async, with repeated pushes", False, 0.4),
     ("exactly once in dist_sync, with pushes repeated in the same or a later round", True, 0.4),
@@ -134,7 +134,7 @@ class Step:
         repeated: whether it is a repeated push.
         value: the server's value afterwards.
         updates: the number of updates up to this step.
-        answered: the workers whose pulls it answered.
+        answered: the workers whose pulls the server then answered.
         missing: the workers that have not pushed yet in this round.
     """
 
@@ -440,7 +440,7 @@ def _missing(step: Step) -> str:
 
 #: Durations of a step and of a pause [s] for which a bound is tried.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.125, 0.625), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
-#: Workers, gradients of each, and the gradient after which worker 0 pauses.
+#: Number of workers, of each worker's gradients, and of worker 0's gradients before its pause.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
 #: The order of messages that arrive at the same time.
 PUSH, PULL = 0, 1
@@ -498,7 +498,7 @@ def _differs(
 
 
 def judge_bound(answer: Answer) -> Iterator[Criterion]:
-    """Train on the real server to check that the bound is large enough, but no larger."""
+    """Check on the real server that the bound is large enough, but not larger than necessary."""
     for (step, pause), bound in zip(PAIRS, call_answer(answer, PAIRS, _pause), strict=True):
         case = _pause(step, pause)
         if bound is None and (step, pause) == PAIRS[0]:
@@ -528,7 +528,7 @@ def _pause(step: float, pause: float) -> str:
 
 
 def simulate_training(bound: int, step: float, pause: float) -> tuple[float, int]:
-    """Let workers train on a server with this bound; worker 0 pauses once.
+    """Simulate workers that train on a server with this bound; worker 0 pauses once.
 
     Returns:
         The longest time that a pull waited [s], and the most gradients by which a worker was ahead
@@ -598,7 +598,7 @@ def _why_round(returned: Any, expected: float, arrivals: list[float], backup: in
     if is_arrival and returned > expected:
         return "it waits for all, including the backup workers" if backup else ""
     if is_arrival and not backup and returned == min(arrivals):
-        return "it counts from the first: without backup workers the last one completes the round"
+        return "it counts from the first: without backup workers, the last completes the round"
     return "it drops one too many" if is_arrival else ""
 
 
@@ -767,7 +767,7 @@ TASKS: list[Task] = [
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival.\n"
         "The pushes of a worker may arrive in any order, and several times.\n"
-        "Those with a number below its highest settled so far were applied earlier.",
+        "Those with a number below the worker's highest settled so far were applied earlier.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
@@ -792,7 +792,7 @@ TASKS: list[Task] = [
     Task(
         "two_bit",
         "two_bit(gradient, rest, threshold)",
-        "return the values that 2bit compression sends, and the new rest, as two lists",
+        "return the values that 2-bit compression sends, and the new rest, as two lists",
         "gradient and rest are lists of the same length. rest is what earlier calls did not send.\n"
         "Each value sent is -threshold, +threshold, or 0 if the sum lies between them.",
         two_bit,

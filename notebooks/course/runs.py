@@ -41,7 +41,7 @@ def script(n: int, name: str, *lines: Line) -> Trace:
 
 
 def with_info(trace: Trace, **fields: Any) -> Trace:
-    """Return the trace with some fields of its info replaced, for example by a neutral name."""
+    """Return the trace with some fields of its info replaced, such as its name."""
     return Trace(trace.events, structs.replace(trace.info, **fields))
 
 
@@ -125,7 +125,7 @@ def three_steps() -> Trace:
     """Three steps of four ranks, each with two all-reduces; one rank is late in one step."""
     lines, at = list[Line](), 0.0
     for step in range(3):
-        ready = at + 10 + 12 * (step == 1)  # of the last rank
+        ready = at + 10 + 12 * (step == 1)  # when the last rank starts its all-reduce
         for rank in range(4):
             end = ready if rank == 2 else at + 10
             lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, end, "backward")]
@@ -326,7 +326,7 @@ def _request(
     server: int = 3,
     nbytes: int = 256,
 ) -> Iterator[Line]:
-    """Yield a worker's request: at the worker, and at the server on arrival and reply."""
+    """Yield a worker's request, its arrival at the server, and the server's reply."""
     about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
     tensor = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32"}
     request, answer = ({}, tensor) if op is Op.PULL else (tensor, {})

@@ -1,7 +1,4 @@
-"""Exercises on training: means over examples that are distributed unevenly across ranks.
-
-They are judged on real ranks. The returned value identifies common mistakes.
-"""
+"""Exercises on training: the mean loss, average gradients and clipped gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -259,7 +256,7 @@ TASKS: list[Task] = [
         mean_loss,
         (
             "What is the mean of [1] and [2, 2, 2], and what is the mean of their means?",
-            "Every rank knows the sum of its losses and their count. You can add both over ranks.",
+            "Every rank knows the sum and the number of its losses. You can sum both over ranks.",
             "Put the sum and the count into one tensor of two elements, all-reduce it, and divide "
             "the first by the second.",
         ),
