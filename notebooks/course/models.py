@@ -48,7 +48,7 @@ def _why_chunk(returned: Any, expected: int, rank: int, step: int, n: int) -> st
 
 
 def broadcast_seconds(n: int, nbytes: float, link: Link) -> float:
-    """Each round takes one message, and doubles the number of ranks that have the tensor."""
+    """Each round takes as long as a message, and doubles the number of ranks with the tensor."""
     return math.ceil(math.log2(n)) * (link.alpha + nbytes * link.beta)
 
 
@@ -150,7 +150,7 @@ def adds_again(n: int) -> Iterator[Round]:
 
 
 def sends_to_itself(n: int) -> Iterator[Round]:
-    """Sends the sums to all ranks, including its own rank."""
+    """Each rank sends its sum to all ranks, including itself."""
     yield next(scatter_reduce(n))
     src, dst = np.divmod(np.arange(n * n), n)
     yield Round(src, dst, chunk=src, reduce=False)
@@ -188,9 +188,9 @@ def _why_rate(
     if same(returned, base * ranks):
         return "this is the full rate without a warm-up: the rate begins at base"
     if same(returned, base * ranks * min(1.0, step / warmup)):
-        return "it begins at base, not at 0"
+        return "the rate begins at base, not at 0"
     if same(returned, base * (1 + (ranks - 1) * step / warmup)):
-        return "after the warm-up it stays at R times base"
+        return "after the warm-up, the rate stays at R times base"
     return "the batch is R times as large, and so is the final rate" if step >= warmup else ""
 
 
@@ -551,11 +551,11 @@ TASKS: list[Task] = [
             (lambda step, base, ranks, warmup: base * ranks, "without a warm-up"),
             (
                 lambda step, base, ranks, warmup: base * ranks * min(1.0, step / warmup),
-                "it begins at base, not at 0",
+                "the rate begins at base, not at 0",
             ),
             (
                 lambda step, base, ranks, warmup: base * (1 + (ranks - 1) * step / warmup),
-                "after the warm-up it stays at R times base",
+                "after the warm-up, the rate stays at R times base",
             ),
             (
                 lambda step, base, ranks, warmup: learning_rate(step, base, ranks, 10),
@@ -597,7 +597,7 @@ TASKS: list[Task] = [
     Task(
         "bytes_per_rank",
         "bytes_per_rank(parameters, ranks, stage)",
-        "return the bytes that each rank keeps in a stage of ZeRO, from 0 to 3",
+        "return the number of bytes that each rank stores under ZeRO stage 0, 1, 2 or 3",
         "A parameter takes 2 bytes, its gradient 2 bytes, and Adam's two states 8 bytes in total.",
         bytes_per_rank,
         (
@@ -615,7 +615,7 @@ TASKS: list[Task] = [
     Task(
         "bubble",
         "bubble(ranks, microbatches)",
-        "return the fraction of the time in which a rank of a pipeline is idle",
+        "return the fraction of the time that a rank of a pipeline is idle",
         "Each micro-batch takes one forward and one backward step on each of p ranks. "
         "Messages take no time.",
         bubble,
@@ -686,7 +686,7 @@ TASKS: list[Task] = [
     Task(
         "bytes_per_gpu",
         "bytes_per_gpu(parameters, dp, pp, tp)",
-        "return the bytes of weights, gradients and optimizer state on a GPU, with ZeRO-1",
+        "return how many bytes of weights, gradients and optimizer state a GPU stores with ZeRO-1",
         "For each parameter there are 2 bytes for the weight, 4 for the gradient, and 12 for the "
         "optimizer.\nZeRO-1 divides only the optimizer's state among the dp copies. Ignore the "
         "embeddings.",

@@ -537,7 +537,7 @@ def simulate_training(bound: int, step: float, pause: float) -> tuple[float, int
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))
     server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
-    step_time, pause_time = Fraction(str(step)), Fraction(str(pause))  # no rounding: ties are ties
+    step_time, pause_time = Fraction(str(step)), Fraction(str(pause))  # exact: ties stay ties
     clocks, pull_times, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
     heap = [(step_time, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
     number = 1

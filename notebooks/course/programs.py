@@ -1,7 +1,7 @@
 """Exercises on scripts and GPUs: a decision shared by all ranks, and staging through the host.
 
-Both are judged on CPU ranks: an answer stages through the host if it reduces a different tensor
-from the given one.
+Both are judged on CPU ranks: an answer stages through the host if it reduces a tensor other
+than the given one.
 """
 
 from __future__ import annotations

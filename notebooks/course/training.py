@@ -60,7 +60,7 @@ def losses_of(rank: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def result_on_rank(answer: Answer, sizes: tuple[int, ...]) -> float | str:
-    """Return the number that the answer returns on this rank, or else its result's type name."""
+    """Return the number that the answer returns on this rank, or its result's type name."""
     got = read_only(answer)(losses_of(dist.get_rank(), sizes))
     number = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     return float(number) if isinstance(number, int | float) else type(got).__name__
@@ -279,7 +279,7 @@ TASKS: list[Task] = [
         "one\nall-reduce for each tensor.",
         average_gradients,
         (
-            "The latency dominates a small all-reduce. How many calls do you need?",
+            "Latency dominates small all-reduces. How many calls do you need?",
             "torch.cat joins tensors into one, and split separates them again.",
             "split returns views of the sum. Use copy_ to copy them into the gradients.",
         ),
@@ -292,7 +292,7 @@ TASKS: list[Task] = [
                 lambda answer, rank, n: answer(_many_gradients(rank)),
                 one_by_one,
                 ratio=2.0,
-                why="Each small all-reduce costs its latency: put all into one tensor",
+                why="Each small all-reduce adds its latency: put all gradients into one tensor",
             ),
             into="gradients",
         ),
