@@ -1,4 +1,4 @@
-"""Judges for collectives on real ranks, which check results and compare messages."""
+"""Judge collectives on real ranks by their results, messages, bytes and rounds."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Outcome = tuple[list[float], list[float] | None]
 #: single rank is tested last, because more ranks show mistakes more clearly.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
-#: World size and length (elements of four bytes) for counts of messages, bytes and rounds.
+#: World size and length (elements of four bytes) for counting messages, bytes and rounds.
 N, LENGTH = 4, 1024
 
 
 @dataclass(frozen=True)
 class CollectiveTrial:
-    """Tests a collective on real ranks and compares its cost with the best algorithm.
+    """Tests a collective on real ranks and compares its cost with that of the best algorithm.
 
     Args:
         algorithm: the reference for messages, bytes and rounds.

@@ -1,4 +1,4 @@
-"""Resource limits of the processes that run an answer: time, memory, output and processes.
+"""Resource limits for the processes that run an answer: time, memory, output and processes.
 
 They do not protect the user's files and processes from an answer; a container does.
 """
@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 import psutil
 
-#: Limits for each rank: CPU and wall time [s], memory and file size [bytes], printed characters,
-#: and processes in addition to the user's existing ones. (Linux does not limit root's processes.)
+#: Limits for each rank: CPU and wall time [s], additional memory and the size of a file [bytes],
+#: characters per output stream, and additional processes. (Linux does not limit root's processes.)
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
 #: Memory limit of the judge process, in addition to its initial use [bytes].
@@ -45,7 +45,7 @@ def limit_memory(extra: int) -> None:
 
 
 def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
-    """Lower a soft limit (warning signal) and a hard limit (kill) that differ by ``margin``."""
+    """Set a soft limit, and a hard limit ``margin`` above it if there is none yet."""
     _, hard = resource.getrlimit(resource_id)
     soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(
@@ -54,7 +54,7 @@ def _limit(resource_id: int, limit: int, margin: int = 0) -> None:
 
 
 def _limit_processes(limit: int) -> None:
-    """Limit the number of processes, unless other containers already exceed the limit."""
+    """Limit the user's processes, unless those in other containers already exceed the limit."""
     previous = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, previous[1]))
     try:

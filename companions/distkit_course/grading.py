@@ -46,7 +46,7 @@ class Report:
     Args:
         submission: the submission's name.
         criteria: the rows, with criteria and points.
-        evidence: traces of failed criteria by file name.
+        evidence: traces of criteria that did not pass, by file name.
     """
 
     submission: str
@@ -88,7 +88,7 @@ class Report:
             self.evidence[file] = trace
 
     def add_failed(self, name: str, message: str) -> None:
-        """Add a failed exercise, which has no verdict."""
+        """Add a failed exercise without a verdict."""
         self.add(row(f"{name}.end", FAIL, TASKS[name].worth, message))
 
 

@@ -1,8 +1,8 @@
-"""Tests of answers, each on separate ranks.
+"""Tests of answers, which run on separate ranks.
 
-:class:`Calls` checks the values of a function. :class:`Program` checks the results of a program and
-the number of messages of its busiest rank. :class:`FasterThan` compares the times of an answer and
-a naive program.
+:class:`Calls` checks the values that a function returns. :class:`Program` checks the results of a
+program on several ranks, and its messages, bytes, rounds or collective calls. :class:`FasterThan`
+compares the times of an answer and a naive program.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def call_answer(
     Args:
         answer: the answer.
         cases: the arguments of each call.
-        describe: a function that describes a case, with the same arguments.
+        describe: a function with the same arguments that describes a case.
         call: a function that calls the answer.
 
     Raises:
@@ -216,7 +216,7 @@ class Calls:
         solution: the correct function.
         cases: the arguments of each call, simple ones first.
         why: a function that explains common mistakes.
-        note: follows the text of correct results, as in ": 3 ranks fit".
+        note: text to append to the message about correct results.
     """
 
     solution: Answer
@@ -275,11 +275,11 @@ class Program:
         call: a function that calls the answer on rank ``rank`` of ``n`` and returns plain data.
         expected: the expected value of a rank.
         worlds: world sizes to test; messages are counted in the first.
-        limits: for "messages", "bytes", "rounds" or "calls" (collective operations), a function of
-            the number of ranks that returns the maximum per rank, and a reason or "".
+        limits: for "messages", "bytes", "rounds" or "calls" (see :func:`measured`), a function of
+            the number of ranks that returns the maximum, and a reason or "".
         why: a function ``f(results, expected)`` that explains common mistakes.
-        then: a function that further judges an answer that meets all these criteria, for example
-            from the first trace.
+        then: a function that yields further criteria for an answer that meets all of these, given
+            the trace of the first run.
         into: the parameter that must contain the result, if the answer works in place.
     """
 

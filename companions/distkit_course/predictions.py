@@ -54,7 +54,7 @@ _TWO_NEEDED = "Enter two numbers separated by a comma, such as 5, 7."
 class Comparison:
     """The comparison of a guess with the answer. It is true if the guess is right.
 
-    ``status`` is "pass", "close" (a number within 10%), "fail" or "unknown" (no guess).
+    ``status`` is "pass", "close" (all numbers within 10%), "fail" or "unknown" (no guess).
     """
 
     question: str
@@ -260,7 +260,7 @@ _predictions: dict[object, Prediction] = {}
 def predict(question: str, choices: Sequence[object] | None = None) -> Prediction:
     """Ask for a guess before a run; a notebook shows a field or the choices, and a Commit button.
 
-    The guess can be changed until the answer is known. Running the cell again shows the guess.
+    The guess can be changed until the answer is known; until then, running the cell again keeps it.
 
     Args:
         question: the question. Without choices, it asks for one or several numbers, or for two if
@@ -337,7 +337,7 @@ def _number(word: str) -> float | None:
 
 
 def _readings(guess: Value) -> list[list[float]]:
-    """Return the numbers in a guess, with commas read as part of numbers and as separators.
+    """Return the numbers in a guess, with commas read as part of numbers or as separators.
 
     >>> _readings("1,024 bytes"), _readings([0, "4 ms"])
     ([[1024], [1, 24]], [[0, 4]])
@@ -445,7 +445,7 @@ def _compare_numbers(guess: list[float], actual: float | Sequence[float | str]) 
 def _ratio(guess: float, actual: float) -> tuple[str, str]:
     """Return the status of a guess and describe its ratio to the answer.
 
-    A guess is right if it equals the answer as displayed, with three digits.
+    A guess is right if it equals the answer as displayed.
 
     >>> _ratio(6, 3), _ratio(5, 6), _ratio(16, 15.997)
     (('fail', 'twice the answer'), ('fail', '1 too low'), ('pass', 'exactly right'))

@@ -19,7 +19,7 @@ from distkit_course.exercises import TASKS
 #: Maximum size of a submission [bytes].
 MAX_SIZE = 1 << 26
 
-#: The top-level statements of a submission that are used.
+#: The top-level statements of a submission that are used, besides assignments without calls.
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 #: A call that submits a function: ``dk.check.NAME(function)``.
 _CHECKED = re.compile(r"\bcheck\.(\w+)\((\w+)\)")
@@ -55,7 +55,7 @@ class SubmittedFunction:
 
 
 def read(submission: Path) -> dict[str, SubmittedFunction | str]:
-    """Return a submission's answers by exercise; invalid Python yields an error message.
+    """Return a submission's answers by exercise; for invalid Python, an error message.
 
     Raises:
         DistkitError: the file cannot be read.

@@ -140,7 +140,7 @@ class Task:
         solution: an answer that passes.
         hints: hints, the vaguest first.
         trial: the test of a function that has the right number of parameters.
-        wrong: common wrong answers, each with the expected text of its verdict.
+        wrong: common wrong answers, each with text that its verdict contains.
         worth: the points, one for each criterion that the solution meets.
     """
 
