@@ -1,4 +1,4 @@
-"""``python -m tests.stress.bugs [PATTERN ...]`` judges programs and prints the wrong verdicts.
+"""``python -m tests.stress.bugs [PATTERN ...]`` runs programs and prints the wrong reports.
 
 ``--stock`` runs plain torch instead, which takes about ten minutes. ``--page docs/bugs.md`` writes
 the page.

@@ -40,7 +40,7 @@ AT_ONCE = 6
 # An operation ran out of time.
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
-# The peer of a connection has ended or given up.
+# The peer of a connection has exited or given up.
 _LOST = re.compile(r"closed by peer|reset by peer|pair closure", re.IGNORECASE)
 
 # The text names the other rank, or two different values.
@@ -49,7 +49,7 @@ _NAMES = re.compile(
     re.IGNORECASE,
 )
 
-# Positions in torch's source, and tensor options; both explain nothing.
+# Positions in torch's source, and tensor options; neither explains anything.
 _PLACE = re.compile(r"\[(enforce fail at )?\S*/([\w.]+:\d+)\]")
 _OPTIONS = re.compile(r"TensorOptions\([^()]*(\([^()]*\)[^()]*)*\)")
 
@@ -61,7 +61,7 @@ class StockReport:
     Args:
         how: "error"; "timeout" if only a timeout was reported; "hang" if nothing was reported and
             a rank did not end; or "silent".
-        text: torch's error that explains most.
+        text: the most informative of torch's errors; "" for none.
         lines: the program's lines in the tracebacks, as ``file:number``.
         barrier: whether a rank reached the ``monitored_barrier``.
         source: a checksum of the program.
@@ -188,7 +188,7 @@ def run(
     ) as parent:
         try:
             parent.communicate(json.dumps(job))
-        except BaseException:  # also on an interrupt: leave no rank
+        except BaseException:  # including an interrupt: leave no rank running
             os.killpg(parent.pid, signal.SIGKILL)
             raise
     return {
@@ -202,7 +202,7 @@ class Stock:
     """The reports of one version of torch.
 
     Args:
-        torch: its version.
+        torch: the version of torch.
         date: the date of the run.
         timeout: torch's timeout [s].
         reports: the reports, by mode and program.

@@ -1,4 +1,4 @@
-"""Wrong and correct programs in the classes of the MPI Bugs Initiative, and their explanations.
+"""Wrong and correct programs in the classes of the MPI Bugs Initiative, and distkit's verdicts.
 
 ``cases.json`` contains small programs for gloo on the CPU. ``threads.json`` and ``themes.json``
 contain bugs from public issue threads; themes also name the culprit ranks. An explanation must name
@@ -121,12 +121,11 @@ class Case:
 
     Args:
         name: its unique name.
-        cls: its class in the Initiative's terms, or "thread" for a bug from a public thread.
-        ok: whether the program is correct, so that nothing may be reported.
+        cls: its class: a key of ``TITLES``, "ok/…" or "theme/…".
+        ok: whether the program is correct; then nothing may be reported.
         ranks: the number of ranks.
         kinds: the acceptable kinds of finding; empty for any.
         says: regular expressions that the report must match, ignoring case.
-        remark_is_enough: whether a remark suffices, because the bug is harmless on gloo.
         text: the source of the module that defines ``program``.
         url: the issue thread.
         culprits: the culprit ranks; empty for any.
@@ -138,7 +137,6 @@ class Case:
     ranks: int
     kinds: tuple[str, ...]
     says: tuple[str, ...]
-    remark_is_enough: bool
     text: str
     url: str = ""
     culprits: tuple[int, ...] = ()
@@ -172,7 +170,7 @@ def cases() -> list[Case]:
 
 
 def threads() -> list[Case]:
-    """Return the bugs of ``threads.json``."""
+    """Return the programs of ``threads.json``."""
     return [
         Case(
             row["name"],
@@ -181,7 +179,6 @@ def threads() -> list[Case]:
             row["ranks"],
             (),
             () if row["ok"] else (row["cause"], row["remedy"]),
-            False,
             _IMPORTS + _THREAD.format(source=row["source"], name=row["name"]),
             row["url"],
         )
@@ -190,7 +187,7 @@ def threads() -> list[Case]:
 
 
 def themes() -> list[Case]:
-    """Return the bugs of ``themes.json``, and the catalog of ``distkit_examples.hangs``."""
+    """Return the programs of ``themes.json``, and those of ``distkit_examples.hangs``."""
     found = []
     for row in _rows("themes.json"):
         source, lists = (
@@ -198,7 +195,7 @@ def themes() -> list[Case]:
             {k: tuple(row.pop(k)) for k in ("kinds", "culprits", "says")},
         )
         text = _THEME + _IMPORTS + _SHARED.format(source=source, name=row["name"])
-        found.append(Case(**row, **lists, remark_is_enough=False, text=text))
+        found.append(Case(**row, **lists, text=text))
     return found + [
         Case(
             name,
@@ -207,7 +204,6 @@ def themes() -> list[Case]:
             case.ranks,
             (case.kind,),
             (),
-            False,
             f"from distkit_examples.hangs import {name} as program\n",
             culprits=case.culprits,
         )
@@ -222,7 +218,7 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """distkit's report about a program, and its judgment.
+    """distkit's report about a program, compared with the expected one.
 
     Args:
         case: the program.
@@ -263,7 +259,7 @@ class Verdict:
 
     @property
     def wrong(self) -> list[str]:
-        """The errors of the explanation."""
+        """The errors in the explanation."""
         if self.case.ok:
             return ["a false alarm"] if self.reported else []
         if not self.reported:
@@ -314,7 +310,7 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """The Initiative's counts over a suite.
+    """The numbers of true and false positives and negatives, as the Initiative defines them.
 
     >>> score = Score(9, 1, 9, 1)
     >>> score.recall, score.specificity, score.f1
