@@ -30,7 +30,7 @@ STATES = {
 }
 GAPS = (0.0, 0.01)
 
-#: Time limits for all processes to end, and for a kernel to reply [s]. The waits of the kernel are
+#: Time limits for all processes to end, and for a kernel to reply [s]. The kernel's own limits are
 #: shorter.
 END_TIMEOUT, REPLY_TIMEOUT = 5.0, 90.0
 

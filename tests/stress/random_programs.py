@@ -1,8 +1,8 @@
 """Random programs that are correct by construction: any report is a false alarm.
 
 A program is a list of rounds, in the same order on all ranks. In each round, a rank starts its part
-of the operations, some of which block, and waits for the others at the end of the round. Ranks are
-not synchronized between rounds; a rank in the earliest round can always continue.
+of the operations, some of which block, and waits at the end of the round for those that do not.
+Ranks are not synchronized between rounds; a rank in the earliest round can always continue.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _list(call: Collective, n: int) -> list[torch.Tensor]:
     return [_ones(call) for _ in range(n)]
 
 
-#: Calls, by name; each takes the collective, the size of its group, this rank, and more arguments.
+#: Calls by name; each takes the collective, its group's size, this rank, and keyword arguments.
 CALLS: dict[str, Callable[[Collective, int, int, dict[str, Any]], Any]] = {
     "all_reduce": lambda call, n, me, kw: dist.all_reduce(_ones(call), **kw),
     "maximum": lambda call, n, me, kw: dist.all_reduce(_ones(call), dist.ReduceOp.MAX, **kw),

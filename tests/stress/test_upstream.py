@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-#: Runs the tests in forked ranks. Arguments: ``record`` or ``stock``, and the file of the outcomes.
+#: Runs the tests in forked ranks. Arguments: "record" or "stock", and the output file.
 TESTS = """
 import json, os, sys, unittest
 record, out = sys.argv[1] == "record", sys.argv[2]

@@ -183,7 +183,7 @@ def hostile_answer(task: Task, kind: str, reports: Path) -> str:
     Args:
         task: the exercise.
         kind: one of :data:`HOSTILE`.
-        reports: the folder of reports; the file ``MARK`` next to it lists processes that ran code.
+        reports: the report folder; the file ``MARK`` next to it lists processes that ran code.
     """
     variables = f"REPORTS, MARK = {str(reports)!r}, {str(reports.parent / 'MARK')!r}\n"
     body = variables + textwrap.dedent(HOSTILE[kind]).strip()

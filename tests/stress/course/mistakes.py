@@ -11,7 +11,7 @@ def is_timed(task: Task) -> bool:
 
 
 def tolerated(task: Task, most: int | None = None) -> list[str]:
-    """Return the wrong verdicts on the first ``most`` mistakes."""
+    """Return the wrong verdicts on the first ``most`` mistakes, or on all if None."""
     found = []
     for mistake, message in task.wrong[:most]:
         verdict = task.judge(mistake)

@@ -1,4 +1,4 @@
-"""Skips these tests where namespaces are not allowed or OpenSSH is not installed."""
+"""Skips these tests if namespaces are not allowed or OpenSSH is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distkit_hosts.laboratory import Laboratory
 
 @pytest.fixture(scope="session", autouse=True)
 def laboratories() -> None:
-    """Skip the tests where a laboratory cannot be created."""
+    """Skip the tests if a laboratory cannot be created."""
     try:
         with Laboratory(["alpha"]) as lab:
             lab.ssh()

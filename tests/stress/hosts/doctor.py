@@ -145,7 +145,7 @@ def _shrink(folder: str) -> Cause:
 
 
 def _python(lab: Laboratory) -> Path:
-    """Return a Python with this distkit, which on beta first imports the modules of a fault."""
+    """Return a Python with this distkit; on beta, a fault's modules come first on its path."""
     python = lab.folder / "python"
     python.write_text(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}:{ROOT}/companions\n"

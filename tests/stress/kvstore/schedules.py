@@ -1,4 +1,4 @@
-"""Schedules of faults in a parameter server, whose invariants are checked.
+"""Fault schedules for a parameter server, and checks of its invariants.
 
 The scheduler and the servers are state machines, the connections between them are queues, and a
 schedule is a sequence of events. There are three invariants: each acknowledged push counts exactly
@@ -120,7 +120,7 @@ class Network:
                 self.queues[src, dst].clear()
         self.send(server, SCHEDULER, Ended(server, 0))
 
-    def leave(self, worker: int) -> None:
+    def terminate(self, worker: int) -> None:
         """End a worker's process."""
         self.send(worker, SCHEDULER, Ended(worker, 0))
 
@@ -203,11 +203,11 @@ class Schedule:
         if len(self.net.sessions) > 1:
             self.net.crash(rng.choice(sorted(self.net.sessions)))
 
-    def leave(self, worker: int) -> None:
+    def terminate(self, worker: int) -> None:
         """Terminate a worker, unless it is the last one."""
         if worker in self.workers and len(self.workers) > 1:
             self.workers.remove(worker)
-            self.net.leave(worker)
+            self.net.terminate(worker)
 
     # -- invariants -----------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Schedule:
 
 
 #: The events and their weights.
-EVENTS = {"push": 6, "deliver": 6, "pull": 2, "crash": 0.7, "leave": 0.3}
+EVENTS = {"push": 6, "deliver": 6, "pull": 2, "crash": 0.7, "terminate": 0.3}
 
 
 def random_schedule_errors(seed: int) -> list[str]:
@@ -309,5 +309,5 @@ def apply_event(schedule: Schedule, event: str, rng: random.Random) -> None:
             schedule.deliver(rng, rng.randint(1, 8))
         case "crash":
             schedule.crash(rng)
-        case "leave":
-            schedule.leave(worker)
+        case "terminate":
+            schedule.terminate(worker)

@@ -1,4 +1,4 @@
-"""A thousand random schedules of faults, and schedules that Hypothesis searches."""
+"""A thousand random fault schedules, and schedules that Hypothesis generates."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ class Faults(RuleBasedStateMachine):
 
 
 Faults.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-test_every_acknowledged_push_counts_once_in_searched_schedules = Faults.TestCase
+test_every_acknowledged_push_counts_once_in_generated_schedules = Faults.TestCase

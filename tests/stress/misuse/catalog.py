@@ -99,7 +99,7 @@ def dies(how: str, **outcome: Any) -> Callable[[Function], Function]:
     return ends(ending=rf"the process of rank 1 exited .*\({how}", **outcome)
 
 
-# -- ends of the process ---------------------------------------------------------------
+# -- process exits ---------------------------------------------------------------
 
 
 @ends(ending=r"rank 1 called sys.exit\(3\) at .*catalog.py:")

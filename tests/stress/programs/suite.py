@@ -160,7 +160,7 @@ def under_torchrun(script: Path, program: Program) -> Printed:
 
 
 def output_difference(ours: Printed, expected: Printed, program: Program) -> str:
-    """Return the difference in output; additional lines are allowed, as they are from stderr."""
+    """Return the difference in output; ``ours`` may have more lines, since it includes stderr."""
     if not program.seeded:
         if any(len({*map(str, lines)}) < program.ranks for lines in (ours, expected)):
             return "all ranks print the same output"

@@ -13,7 +13,7 @@ from distkit.kvstore import KVStore
 from tests.support.in_process import InProcess
 
 SHAPE = (4, 4)
-#: Stores of a single worker.
+#: The kinds of stores for cases with a single worker.
 SINGLE_WORKER = ("dist_sync", "dist_async")
 
 

@@ -1,4 +1,4 @@
-"""Several devices per worker: sums, and batches split over them."""
+"""Several devices per worker: sums, and batches split across the devices."""
 
 from __future__ import annotations
 

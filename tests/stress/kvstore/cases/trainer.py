@@ -40,7 +40,7 @@ def backward(*parameters: torch.nn.Parameter, factor: float = 1.0) -> None:
 
 
 def steps(trainer: Trainer, *parameters: torch.nn.Parameter, count: int = 1) -> None:
-    """Make ``count`` steps with gradients of 1."""
+    """Take ``count`` steps with gradients of 1."""
     for _ in range(count):
         backward(*parameters)
         trainer.step(1)

@@ -1,4 +1,4 @@
-"""The interface of launchers: environment, arguments, a recorded main, logging."""
+"""Environment variables, arguments, the ``record`` decorator and logging under a launcher."""
 
 import argparse
 import logging

@@ -21,7 +21,7 @@ class Reduce(torch.autograd.Function):
 
 
 class Copy(torch.autograd.Function):
-    """Its counterpart before a column-parallel layer."""
+    """Sum the gradients of a column-parallel layer's input."""
 
     @staticmethod
     def forward(ctx, x, group):
