@@ -18,7 +18,7 @@ from distkit_hosts.laboratory import Laboratory
 
 ROOT = Path(__file__).parents[2]
 DISTKIT = [sys.executable, "-m", "distkit"]
-#: Timeout of a launcher, and the difference between the clocks of beta and alpha [s].
+#: Timeout of a launcher, and how far beta's clock is ahead of the other hosts' clocks [s].
 TIMEOUT, SKEW = 200, 5
 
 
@@ -98,7 +98,7 @@ def srun(hosts: Laboratory, folder: str) -> list:
 
 
 def check_trace(folder: str, ranks: int) -> None:
-    """Check that the trace has both hosts and that every message is sent before it is received."""
+    """Check the trace's hosts, clock offset, messages and collectives."""
     trace = Trace.load(folder)
     assert trace.ranks == [*range(ranks)]
     assert {rank.host for rank in trace.info.ranks.values()} == {"alpha", "beta"}

@@ -267,8 +267,8 @@ def test_cell_is_aborted_if_the_controller_dies() -> None:
         assert cluster.execute("'os' in globals()").results == [False, False]
 
 
-#: A script with a cluster. It forks a child for each argument; the child executes the argument. The
-#: cluster's threads import nothing: a child forked during an import could never import the module.
+#: A script that creates a cluster and forks a child to execute each argument. The cluster's threads
+#: must not import anything: a child forked during an import could never import that module.
 FORKING_SCRIPT = """
 import os, sys, threading
 import torch.distributed as dist

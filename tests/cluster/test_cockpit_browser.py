@@ -78,7 +78,7 @@ class Link:
         return message
 
     def wait_until_drawn(self, action: Any) -> None:
-        """Perform an action and wait until its moment is drawn."""
+        """Perform an action, and wait until the cockpit shows another moment."""
         before = self.moment
         action()
         self.deliver_all()

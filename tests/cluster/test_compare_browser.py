@@ -23,7 +23,7 @@ def reduce_twice(all_reduce: Any, pause: float = 0.0) -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Trace]:
-    """A program with a slow ring all-reduce, and the same with the backend's all-reduce."""
+    """A program with a slow ring all-reduce, and with the backend's all-reduce."""
     return {
         "ring": dk.run_ranks(reduce_twice, 4, dk.algorithms.ring_all_reduce, 0.5).trace,
         "torch": dk.run_ranks(reduce_twice, 4, dist.all_reduce).trace,
@@ -31,7 +31,7 @@ def runs() -> dict[str, Trace]:
 
 
 def table_row(sheet: Sheet, label: str) -> list[str]:
-    """Return the values of a table row and their ratios to the baseline, as read aloud."""
+    """Return a table row's values, with their ratios to the baseline, from the accessible label."""
     table = str(sheet.root.locator(".dkc-table").get_attribute("aria-label"))
     (line,) = [line for line in table.splitlines() if line.startswith(f"  {label}  ")]
     return re.split("  +", line.strip())[1:]

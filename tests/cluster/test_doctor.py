@@ -18,12 +18,11 @@ from distkit_hosts.checkup.facts import Level
 from distkit_hosts.laboratory.starting import PATH
 from tests.stress.hosts import doctor as faults
 
-#: A fake ssh, which runs the command in a local shell after a login banner. For unknown hosts it
-#: fails as ssh does.
+#: A fake ssh, which prints a login banner and runs the command in a local shell. For unknown hosts,
+#: it fails as ssh does.
 FAKE_SSH = """
 case "${0#*@}" in
   alpha|beta) echo "Welcome to $0"; exec sh -c "$1";;
-  mute) exec sleep 60;;
   *) echo "$0: Permission denied (publickey,password)." >&2; exit 255;;
 esac
 """
@@ -80,10 +79,10 @@ def test_duplicate_hosts_and_missing_ssh_raise() -> None:
 
 
 @needs_sshd
-def test_doctor_names_an_injected_fault(leftovers: Callable[[], list[str]]) -> None:
+def test_doctor_finds_an_injected_fault(leftovers: Callable[[], list[str]]) -> None:
     """``make stress`` injects all faults."""
     with laboratory(["alpha"]):
-        pass  # skips the test where a laboratory cannot be created
+        pass  # skips the test if a laboratory cannot be created
     (fault,) = (fault for fault in faults.FAULTS if fault.name == "one direction is lost")
     checks = faults.diagnose(fault)
     assert faults.verdict(fault, checks), checks

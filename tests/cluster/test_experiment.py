@@ -93,7 +93,7 @@ def test_experiment_starts_and_stops_clusters_for_other_numbers_of_ranks(
     assert not leftovers()
 
 
-def test_latency_and_bandwidth_are_controls_unless_the_function_has_them(
+def test_latency_and_bandwidth_are_controls_unless_they_are_parameters(
     usable: dk.Cluster,
 ) -> None:
     experiment = dk.Experiment(count_up, usable, latency=(1e-4, 0.05), bandwidth=(1e3, 1e9))

@@ -26,7 +26,7 @@ def train(batch=32, lr=0.2, algorithm="ring", steps=10, fail=False):
             mine = images[rows], labels[rows]
             loss = dk.algorithms.sync_sgd_step(net, mine, F.cross_entropy, lr, all_reduce=reduce)
             watch.step(loss=loss, lr=lr, samples=batch)
-            if steps > 10:  # leaves the browser time, and keeps the trace short
+            if steps > 10:  # gives the browser time, and keeps the trace short
                 time.sleep(0.1)
             if fail and dist.get_rank() == 1:
                 raise RuntimeError("on purpose")
@@ -65,7 +65,6 @@ def control(page: Any, name: str) -> Any:
 
 
 def tab_of(panel: Any, name: str) -> Any:
-    """Return the tab of all runs, or of one run's picture."""
     return panel.locator(".lm-TabBar-tab", has_text=name)
 
 
@@ -82,7 +81,7 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
         page.keyboard.press("ArrowRight")
     press_run(page, 1)  # immediately: the pending value of the slider is used
     panel = page.locator(".distkit-experiment")
-    page.set_viewport_size({"width": 1712, "height": 1600})  # the panel gets 1280
+    page.set_viewport_size({"width": 1712, "height": 1600})  # the panel is then 1280 wide
     tab_of(panel, "Timeline").click()
     panel.locator(".distkit-timeline", has_text="train").first.wait_for()
     tab_of(panel, "Runs").click()
@@ -127,7 +126,7 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     tab_of(panel, "Runs").click()
     save_screenshots(page, {"experiment": panel})
     rows = panel.locator(".dkx-table tr[data-run]")
-    rows.nth(4).click()  # shows the pictures of run 6
+    rows.nth(4).click()  # shows the views of run 6
     tab_of(panel, "Timeline of run 6").wait_for()
     rows.first.focus()
     page.keyboard.press("Enter")

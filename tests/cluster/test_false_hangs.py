@@ -51,7 +51,7 @@ def test_delayed_send_from_a_thread_is_not_a_hang(usable: dk.Cluster) -> None:
 
 
 def receive_late(fifo: Path) -> float:
-    """Receive a message whose sender never waits for it, once ``fifo`` is written to."""
+    """Rank 1 sends without waiting, and rank 0 receives once ``fifo`` is written to."""
     x = torch.zeros(1)
     if dist.get_rank() == 1:
         dist.isend(torch.ones(1), dst=0)
@@ -127,7 +127,7 @@ def test_thread_from_an_interrupted_run_does_not_affect_the_next(
     assert len(later.trace) == 0
 
 
-def receive_three_of_two_messages() -> None:
+def receive_one_message_too_many() -> None:
     x = torch.zeros(1)
     if dist.get_rank() == 0:
         for _ in range(3):
@@ -141,7 +141,7 @@ def test_hang_in_a_receive_from_any_source_is_explained(usable: dk.Cluster) -> N
     with pytest.raises(
         dk.errors.DeadlockError, match=r"after sending 2 messages.*one of ranks 1 and 2"
     ):
-        usable.run(receive_three_of_two_messages)
+        usable.run(receive_one_message_too_many)
     assert time.monotonic() - start < 30
 
 

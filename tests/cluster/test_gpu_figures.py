@@ -1,4 +1,4 @@
-"""The figures of ``distkit bench gpu``, measured on the CPU, or marked as missing without a GPU."""
+"""The figures of ``distkit bench gpu``: measured on the CPU, missing without a GPU, or failed."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ DEVICE = "cuda:0"
 
 
 def reduce_on(device: str) -> float:
-    """All-reduce a tensor that occupies 4 MiB of the device."""
+    """All-reduce a tensor that occupies 4 MiB on the device."""
     x = torch.ones(1 << 20, device=device)
     dist.all_reduce(x)
     return float(x[0])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [1, 2])  # NCCL; gloo, for ranks that share a GPU
+@pytest.mark.parametrize("ranks", [1, 2])  # one: NCCL; two, which share a GPU: gloo
 def test_recorder_never_synchronizes(ranks: int) -> None:
     def program() -> float:
         from distkit.recording.recorder import current
@@ -34,7 +34,7 @@ def test_recorder_never_synchronizes(ranks: int) -> None:
         torch.cuda.set_sync_debug_mode("error" if dist.get_backend() == "nccl" else "default")
         try:
             for _ in range(20):
-                recorder._cpu_time = -60.0  # the recorder summarizes all values
+                recorder._cpu_time = -60.0  # makes the recorder summarize all values
                 dist.all_reduce(x)
                 recorder.poll()
         finally:
@@ -69,7 +69,7 @@ def test_compiled_collectives_are_recorded(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [1, 2])  # NCCL; gloo, for ranks that share a GPU
+@pytest.mark.parametrize("ranks", [1, 2])  # one: NCCL; two, which share a GPU: gloo
 def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     with dk.Cluster(ranks, device=DEVICE) as cluster:
         run = cluster.run(reduce_on, DEVICE)
@@ -89,7 +89,7 @@ def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
 def test_graphs_and_compiled_programs_run_while_they_are_recorded() -> None:
     def program() -> list[float]:
         x = torch.ones(8, device=DEVICE)
-        dist.all_reduce(x)  # the communicator is created before the capture
+        dist.all_reduce(x)  # creates the communicator before the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             dist.all_reduce(x)

@@ -29,7 +29,7 @@ from tests.stress.course.classroom import hostile_answer
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CORRECT = "def bubble(ranks, microbatches):\n    return (ranks - 1) / (microbatches + ranks - 1)\n"
-#: Exercises that run on one rank, the fastest ones.
+#: The fastest exercises: those on one rank, except bubble, which each readable submission solves.
 FAST_EXERCISES = [
     name for name in TASKS if name != "bubble" and ".Calls" in repr(type(TASKS[name].trial))
 ]
@@ -54,7 +54,7 @@ BENIGN = "bob", "zoe"
 
 
 class Graded:
-    """A graded class: the reports, and the output of the command."""
+    """The reports and the command's output after a class has been graded."""
 
     def __init__(self, folder: Path) -> None:
         self.reports = folder / "reports"
@@ -85,7 +85,7 @@ class Graded:
         (folder / "in" / name).write_text(text)
 
     def rows(self, name: str, exercise: str) -> list[tuple[str, int, int, str]]:
-        """Return status, points, maximum and message of each criterion of an exercise."""
+        """Return the status, points, maximum and message of each of an exercise's criteria."""
         rows = grades(self.reports / f"{name}.json")["criteria"]
         columns = ("status", "points", "max", "message")
         return [
@@ -95,7 +95,7 @@ class Graded:
         ]
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes started during grading."""
+        """Return the running processes that were started during grading."""
         return [p for p in psutil.process_iter() if self.id in environment_values(p)]
 
 
@@ -307,7 +307,7 @@ def test_assignments_have_valid_nbgrader_metadata(tmp_path: Path) -> None:
 
 
 LESSON = "06_cost_models"
-#: Students' answers to the first exercise, and the points of both exercises.
+#: Each student's answer to the first exercise ("" if correct), and points for both exercises.
 STUDENTS = {
     "correct": ("", 2),
     "hostile": ("import os\n    os._exit(0)", 1),
@@ -330,7 +330,7 @@ def nbgrader(folder: Path, *command: str) -> str:
 
 
 def submit(folder: Path, student: str, body: str) -> None:
-    """Write the released notebook with a student's answer to the first exercise."""
+    """Submit correct answers, except to the first exercise if ``body`` is not empty."""
     released = nbformat.read(folder / "release" / LESSON / f"{LESSON}.ipynb", as_version=4)
     for cell in released.cells:
         name = cell.metadata.nbgrader.grade_id

@@ -202,9 +202,7 @@ def test_ranks_run_in_an_existing_ipyparallel_cluster(
         ({"engines": "local", "engine_cmd": ["sh", "-c", "echo lost; exit 3"]}, "lost"),
     ],
 )
-def test_failed_start_reports_the_cause_and_the_machine(
-    options: dict[str, object], message: str
-) -> None:
+def test_failed_start_reports_the_cause(options: dict[str, object], message: str) -> None:
     with pytest.raises(StartError, match=message), dk.Cluster(**options) as cluster:  # type: ignore[arg-type]
         cluster.wait()
 

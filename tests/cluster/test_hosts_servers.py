@@ -49,7 +49,7 @@ def push_ones(mode: str, dying_rank: int | None = None, **options) -> float:
 
 
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
-def test_gradients_cross_machines(cluster, mode: str) -> None:
+def test_workers_push_to_servers_on_both_machines(cluster, mode: str) -> None:
     before = time.monotonic()
     run = cluster.run(push_ones, mode)
     assert run.results == [60.0] * 3
@@ -99,7 +99,7 @@ def remote_addresses(mode: str) -> list[str]:
 
 
 def pass_around() -> None:
-    """Pass a tensor around the workers, after a barrier."""
+    """Pass a tensor around the ring of workers 20 times, each time after a barrier."""
     x, rank = torch.ones(2), dist.get_rank()
     for _ in range(20):
         dist.barrier()

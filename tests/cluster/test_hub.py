@@ -71,7 +71,7 @@ print(json.dumps({
 }))
 """
 
-#: A user's attack on another user, described in TARGET. It prints the resources that it can access.
+#: One user's attack on the user described in TARGET; it prints the resources that it can access.
 SPY = """
 import json, os, socket
 from contextlib import suppress
@@ -111,7 +111,7 @@ print(json.dumps({
 }))
 """
 
-#: In the hub's page: whether the button has its click handler.
+#: In the hub's page: whether the Stop button has its click handler.
 BUTTON_IS_READY = """() => window.require?.defined?.("jquery")
     && !!window.require("jquery")._data(document.querySelector("#stop"), "events")?.click"""
 
@@ -130,7 +130,7 @@ def hub() -> Iterator[Hub]:
 
 
 def start_clusters(hub: Hub, user: str) -> tuple[Kernel, dict[str, Any]]:
-    """Start a user's kernel with two clusters; return it and what it reports."""
+    """Start a user's kernel with two clusters; return the kernel and its report."""
     if not hub.is_running(user):
         hub.start(user)
     kernel = hub.kernel(user)
@@ -145,21 +145,21 @@ def sessions(hub: Hub) -> dict[str, tuple[Kernel, dict[str, Any]]]:
         return dict(zip(USERS, found, strict=True))
 
 
-def listening_ports(pids: list[int]) -> list[tuple[str, int]]:
-    """Return the TCP ports of processes."""
+def listening_addresses(pids: list[int]) -> list[tuple[str, int]]:
+    """Return the TCP addresses on which the processes listen."""
     found = (c for pid in pids for c in psutil.Process(pid).net_connections("tcp"))
     return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
 
 
 def test_concurrent_users_are_isolated(hub: Hub, sessions: dict[str, Any]) -> None:
-    reported = {user: facts for user, (_, facts) in sessions.items()}
-    assert [facts["results"] for facts in reported.values()] == [[2.0, 2.0]] * len(USERS)
-    assert len({facts["home"] for facts in reported.values()}) == len(USERS)
-    ports = {user: listening_ports(facts["pids"]) for user, facts in reported.items()}
-    assert {address for each in ports.values() for address, _ in each} == {"127.0.0.1"}
+    reports = {user: report for user, (_, report) in sessions.items()}
+    assert [report["results"] for report in reports.values()] == [[2.0, 2.0]] * len(USERS)
+    assert len({report["home"] for report in reports.values()}) == len(USERS)
+    addresses = {user: listening_addresses(report["pids"]) for user, report in reports.items()}
+    assert {host for each in addresses.values() for host, _ in each} == {"127.0.0.1"}
     if not hubs.real_users():
         pytest.skip("only system users are isolated from each other: run the test as root")
-    assert [facts["uid"] for facts in reported.values()] == [*range(FIRST, FIRST + len(USERS))]
+    assert [report["uid"] for report in reports.values()] == [*range(FIRST, FIRST + len(USERS))]
 
     (kernel, ada), (other, _) = sessions["ada"], sessions["bob"]
     unix = [
@@ -179,7 +179,7 @@ def test_concurrent_users_are_isolated(hub: Hub, sessions: dict[str, Any]) -> No
     assert not [x for x in spied["lines"] if any(secret in x for secret in ada["secrets"])]
 
     with ExitStack() as connections:  # random bytes from others must not disturb gloo
-        for address in ports["ada"]:
+        for address in addresses["ada"]:
             connections.enter_context(socket.create_connection(address)).sendall(bytes(range(256)))
         kernel.run("Path('go').touch()")
         assert kernel.run("print(blocked[0].results)") == "[3.0, 3.0]\n"
@@ -196,7 +196,7 @@ def test_culling_ends_all_processes_of_a_server(hub: Hub, sessions: dict[str, An
 
 
 def remaining_resources(reported: dict[str, Any]) -> list[str]:
-    """Return the processes and the shared-memory and temporary files that a user's server left."""
+    """Return the processes, shared memory and temporary files that a user's server left behind."""
     running = [str(pid) for pid in reported["pids"] if psutil.pid_exists(pid)]
     if not reported["uid"]:
         return running

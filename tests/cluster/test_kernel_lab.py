@@ -25,7 +25,7 @@ run
 STATES = {
     "running": (
         "def endless():\n    while True:\n        dist.all_reduce(torch.ones(1))\n"
-        "        time.sleep(0.01)  # leaves the browser time\n\n"
+        "        time.sleep(0.01)  # gives the browser time\n\n"
         "cluster.run(endless)",
         ".dk-live",
     ),
@@ -96,7 +96,7 @@ def test_outputs_have_a_notice_after_the_kernel_dies(lab: Any, tab: Any) -> None
     save_screenshots(page, {"ended": page})
 
     command(page, "docmanager:save")
-    page.goto(lab.address(name))  # the widgets no longer exist, and their static pictures are shown
+    page.goto(lab.address(name))  # the widgets no longer exist, so their static pictures are shown
     wait_until(lambda: page.locator(".distkit-still:visible").count() == 2, timeout=60)
     wait_until(lambda: page.locator(".distkit-ended:visible").count() == 1, timeout=60)
     save_screenshots(page, {"ended-again": page})

@@ -1,6 +1,6 @@
-"""Kills pairs of a cluster's processes; ``make stress`` kills all pairs in all states and delays.
+"""Kills pairs of a cluster's processes; ``make stress`` kills all pairs in all states.
 
-In each pair, another process detects the deaths: the kernel, the servers, or the kernel's children.
+The cases differ in what must detect the deaths: the kernel, the servers or the kernel's children.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Crashes of workers, servers and the scheduler of a cluster, and how the run continues."""
+"""Runs in which workers, servers or the scheduler of a cluster crash."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_killed_server_is_replaced_by_its_backup(cluster, tmp_path) -> None:
     last = [versions[-1][1] for versions in projection.history.versions.values() if versions]
     assert last == [400] * 6
     pending = [g for g in projection.history.gradients if g.applied > projection.end]
-    assert len(pending) <= 12  # one update was lost with its server
+    assert len(pending) <= 12  # the killed server's last events may be missing
     assert cluster.run(push_ones, "dist_sync", replication=2).results == [100, 100]
 
 
 def die_early(phase: str, **options) -> float:
-    """End worker 0, which initializes the values, before init."""
+    """Kill worker 0, which initializes the values, before it calls init."""
     dies = int(os.environ["RANK"]) == 0
     if dies and phase == "create":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_worker_that_dies_before_init_does_not_hang_the_others(
 
 
 def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
-    """End worker 1 when the reply to its second push arrives."""
+    """Kill worker 1 when the reply to its second push arrives."""
     kv = kvstore.create(mode, on_crash=on_crash)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -164,7 +164,7 @@ def test_push_accepted_before_a_crash_is_not_shown_as_rejected(cluster, tmp_path
 
 
 def push_50_times(mode: str, folder: str, deaths: int = 1) -> tuple[float, int]:
-    """Push 50 times in total on each worker; worker 1 dies ``deaths`` times, at its 10th push."""
+    """Push 50 times; worker 1 dies ``deaths`` times, each after 10 pushes, and then pushes 40."""
     kv = kvstore.create(mode, on_crash="replace")
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -180,7 +180,7 @@ def push_50_times(mode: str, folder: str, deaths: int = 1) -> tuple[float, int]:
 
 
 def repeat_the_loop(folder: str, mode: str, barrier: bool) -> float:
-    """Run the whole loop, also as a replacement, when the others have fewer steps left."""
+    """Run the whole loop, even as a replacement, although the others have fewer steps left."""
     kv = kvstore.create(mode, on_crash="replace")
     assert dk.data.shard(torch.arange(4))[0].tolist() == [kv.rank, kv.rank + 2]
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
@@ -279,7 +279,7 @@ def test_killed_scheduler_ends_the_run_with_an_error(cluster, tmp_path) -> None:
 
 
 def test_registration_of_each_node_is_recorded(cluster) -> None:
-    """Servers register before the workers get the call."""
+    """Servers register before the workers receive the function."""
     for _ in range(4):
         spans = cluster.run(push_ones, "dist_sync").trace.spans
         sent = {s.match for s in spans if s.op is Op.REGISTER}
@@ -289,7 +289,7 @@ def test_registration_of_each_node_is_recorded(cluster) -> None:
 
 
 def start_late(flag: str, **options) -> float:
-    """Worker 1 creates its store when the test allows it."""
+    """Push ones; worker 1 creates its store only after the test has created ``flag``."""
     if int(os.environ["RANK"]) == 1:
         wait_until(Path(flag).exists)
     return push_ones("dist_async", **options)

@@ -103,8 +103,8 @@ def test_each_call_of_the_store_is_one_step(usable: dk.Cluster) -> None:
     assert files == {Path(__file__).name, ""}, "no line of distkit itself is shown"
 
 
-def keys() -> float:
-    """Push and pull two keys in one call; one is split over both servers."""
+def push_and_pull_two_keys() -> float:
+    """Push and pull two keys in one call; one key is split across both servers."""
     kv = kvstore.create("dist_sync", bigarray_bound=4)
     kv.init(["w", "b"], [torch.zeros(8), torch.zeros(2)])
     w, b = kv.pushpull(["w", "b"], [torch.ones(8), torch.ones(2)])
@@ -112,14 +112,14 @@ def keys() -> float:
 
 
 def test_call_with_several_keys_and_parts_is_one_step(usable: dk.Cluster) -> None:
-    stepper = usable.step(keys)
+    stepper = usable.step(push_and_pull_two_keys)
     seen = [calls(stepper)[0]]
     while not stepper.next().finished:
         seen.append(calls(stepper)[0])
     assert seen == [f"{op}(['w', 'b'])" for op in ("init", "push", "pull")]
     assert stepper.finish().results == [30.0] * 3
     pushes = [s.label for s in stepper.trace.spans if s.op is Op.PUSH and s.rank == 0]
-    assert pushes == ["w", "w", "b"], "the trace has the parts, as without stepping"
+    assert pushes == ["w", "w", "b"], "the trace contains each part, as without stepping"
 
 
 def test_pull_is_blocked_until_every_worker_has_pushed(usable: dk.Cluster) -> None:
@@ -162,7 +162,7 @@ def test_order_of_pushes_determines_staleness(
 
 
 def push_and_pull(mode: str = "dist_sync", more: int = 0, **options) -> None:
-    """Push and pull for three rounds; worker 2 makes ``more`` additional ones."""
+    """Push and pull three times, and ``more`` additional times on worker 2."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
@@ -172,7 +172,7 @@ def push_and_pull(mode: str = "dist_sync", more: int = 0, **options) -> None:
 
 
 def omit_call(what: str, who: int) -> None:
-    """Make each call once, but omit the call ``what`` on worker ``who``."""
+    """Push and pull once; worker ``who`` returns before the call ``what``."""
     omitted = what if dist.get_rank() == who else ""
     if omitted == "create":
         return
@@ -226,13 +226,13 @@ def test_worker_hang_is_explained(
 
 
 def push_late(mode: str, flag: str, **options) -> None:
-    """Delay worker 2 between its pull and its push, until the test creates the flag."""
+    """Delay worker 2 between its second pull and push, until the test creates the flag."""
     kv = kvstore.create(mode, **options)
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(4))
     for n in range(3):
         kv.pull("w")
-        if n < 2:  # otherwise a slow worker may be alone in a round
+        if n < 2:  # without it, a slow worker may be alone in a round
             kv.barrier()
         while kv.rank == 2 and n == 1 and not Path(flag).exists():
             time.sleep(0.01)
@@ -289,7 +289,7 @@ def kill(cluster: dk.Cluster, rank: int) -> None:
 
 
 def wait_for_state(stepper: Stepper, rank: int, text: str) -> None:
-    """Wait until a rank's state contains a text, without a step."""
+    """Wait, without stepping, until a rank's state contains ``text``."""
     seen = threading.Event()
     stepper.watch(seen.set)
     while text not in str(stepper.moment.rank_states[rank]):

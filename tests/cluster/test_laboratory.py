@@ -102,7 +102,7 @@ def test_cut_host_is_unreachable_until_restored(restored: Laboratory) -> None:
 
 
 def test_crashed_host_does_not_close_its_connections() -> None:
-    """If only the processes ended, the kernel of the host would close their connections."""
+    """If only the processes ended, the host's kernel would close their connections."""
     serve = """if True:
         import socket
         server = socket.create_server(("alpha", 7000))
@@ -204,7 +204,7 @@ def test_unprivileged_user_can_create_hosts(tmp_path: Path) -> None:
 def test_cluster_outside_the_laboratory_runs_on_its_hosts(
     restored: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The networks are not connected, so the kernel listens on a socket of the head."""
+    """The kernel is on another network, so it listens on a socket of the laboratory's head."""
     # three processes import torch at the same time, which takes minutes on a busy machine
     monkeypatch.setattr("distkit.cluster.processes.fork_client.RESPONSE_TIMEOUT", 300.0)
     hosts = {"alpha": 1, "beta": 1}

@@ -21,7 +21,7 @@ from distkit_hosts.laboratory.starting import PATH
 #: Time limit of a failing start on a busy machine [s].
 START_TIMEOUT = 30.0
 
-#: Parts of command lines of the processes that a cluster starts on a host.
+#: Parts of the command lines of processes that a cluster starts on a host.
 PROCESS_NAMES = ("remote.agent", "mpiexec", "orted", "srun", "sbatch", "ssh -", "slurmstepd")
 
 
@@ -91,7 +91,7 @@ with create(lambda: dk.Cluster({options})):
 
 
 def assert_start_fails(head: Head, options: str, *expected: str) -> None:
-    """Assert that a cluster fails to start within the time limit, with this message."""
+    """Assert that a cluster's start fails within the time limit, with these texts in the error."""
     last = head.run(cluster(options))
     assert last.get("kind") == "StartError", last
     for text in expected:

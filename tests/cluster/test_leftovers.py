@@ -65,7 +65,7 @@ SHADOWED_MODULES = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with files named like modules, which all import paths contain."""
+    """A working directory, on all import paths, with files named like modules."""
     for name in SHADOWED_MODULES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
     (tmp_path / "mine.py").write_text("value = 7")
@@ -107,7 +107,7 @@ def start_processes() -> list[int]:
 
 
 def have_ended(pids: list[list[int]]) -> bool:
-    return not any(psutil.pid_exists(pid) for of_rank in pids for pid in of_rank)
+    return not any(psutil.pid_exists(pid) for rank_pids in pids for pid in rank_pids)
 
 
 def test_processes_started_by_a_rank_end_with_its_run_or_its_death(tmp_path: Path) -> None:

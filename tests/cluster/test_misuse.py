@@ -1,8 +1,8 @@
 """Functions that harm their rank are reported correctly, and the next run works.
 
-This is a sample with one misuse of each kind; ``make stress`` runs all. Kinds are: ends of the
-process, interrupts, errors while the other rank is in C code, exceptions and results that run code
-when displayed or unpickled, closed descriptors, deleted folders, changed settings, and children.
+This sample has a misuse of each kind; ``make stress`` runs all. The kinds are process exits,
+interrupts, errors while the other rank is in C code, exceptions and results that run code when
+displayed or unpickled, closed descriptors, deleted folders, changed settings, and child processes.
 """
 
 from __future__ import annotations

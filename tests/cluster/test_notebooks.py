@@ -49,7 +49,7 @@ def outputs(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def cells_that_raise(notebook: NotebookNode) -> list[NotebookNode]:
-    """Return the cells that are tagged as raising."""
+    """Return the cells tagged with ``raises-exception``."""
     return [c for c in notebook.cells if "raises-exception" in c.metadata.get("tags", [])]
 
 
@@ -91,7 +91,7 @@ def bare_widgets(notebook: NotebookNode) -> list[str]:
     bare = []
     shown = [o.get("data", {}) for o in outputs(notebook)]
     for before, data in pairwise(({}, *shown)):
-        # a long live run is folded or removed
+        # the timeline of a long live run is folded or removed
         folded = "distkit-folded" in before.get("text/html", "")
         if WIDGET not in data or folded:
             continue

@@ -87,8 +87,7 @@ def state() -> list[object]:
     return [str(Path.cwd()), torch.ones(1).device.type, len(os.environ) > 3, *handlers]
 
 
-def is_unchanged() -> bool:
-    """Return whether the module torch is unchanged."""
+def torch_is_unchanged() -> bool:
     return not hasattr(torch, "left")
 
 
@@ -111,7 +110,7 @@ def test_runs_do_not_affect_later_runs(cluster: dk.Cluster, program: Callable[[]
     cluster.run(program)
     assert cluster.submit(sum_of_ones).wait(30).results == [2.0, 2.0]
     assert cluster.run(state).results == before
-    assert cluster.run(is_unchanged).results == [True, True]
+    assert cluster.run(torch_is_unchanged).results == [True, True]
 
 
 def test_groups_of_a_cell_are_available_in_later_cells(cluster: dk.Cluster) -> None:

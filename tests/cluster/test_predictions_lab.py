@@ -14,13 +14,13 @@ many = dk.predict("How many messages does rank 0 send in a ring all-reduce over 
 many
 """
 CHOOSE = """
-ends = dk.predict("Both ranks send first and receive then, with large tensors. Does it ever \
+ends = dk.predict("Both ranks first send and then receive, with large tensors. Does it ever \
 return?", ["yes, at once", "yes, when the buffers are free", "no, it hangs forever"])
 ends
 """
 RUN = "many.compare(6)"
 CHECK = "dk.concept_check('01_messages')"
-# scripts of widgets load after anywidget's timeout of 2 s, as on a busy machine
+# anywidget's timeout of 2 s expires at once, as if the widgets' scripts loaded slowly
 SLOW_SCRIPTS = """
 const timeout = AbortSignal.timeout.bind(AbortSignal);
 AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
@@ -74,7 +74,7 @@ def test_prediction_works_when_scripts_load_slowly(lab: Any, tab: Any) -> None:
     assert tab.errors == [] and tab.external_requests == []
 
 
-def test_concept_check_shows_the_picture_beside_the_question(lab: Any, tab: Any) -> None:
+def test_concept_check_keeps_its_score_after_a_reload(lab: Any, tab: Any) -> None:
     page = tab.page
     page.set_viewport_size({"width": 1280, "height": 720})
     open_notebook(lab, page, "check.ipynb", "import distkit as dk", CHECK)

@@ -1,7 +1,4 @@
-"""A sample of typical programs; ``make stress`` runs them all.
-
-They communicate through DDP and functional collectives.
-"""
+"""Two typical programs, with DDP and functional collectives; ``make stress`` runs many more."""
 
 from __future__ import annotations
 

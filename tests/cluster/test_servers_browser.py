@@ -24,7 +24,7 @@ def push_in_step() -> None:
 
 
 def push_out_of_step() -> None:
-    """Let worker 1 pull, then worker 0 push three times, and then worker 1 push."""
+    """Push three times on worker 0 between worker 1's pull and its push."""
     kv = kvstore.create("dist_async")
     kv.init("w", torch.zeros(4))
     kv.set_optimizer(kvstore.SGD(learning_rate=0.1))
@@ -93,14 +93,14 @@ def test_view_grows_during_the_run(tab: Any, traces: Any, tmp_path: Path) -> Non
     assert page.text(".dk-live") == "live"
     page.refresh(whole)
     assert page.root.locator(".dk-live").count() == 0
-    assert texts_of(page, ".mark-figure")[0] == "18"  # the view followed to the end
+    assert texts_of(page, ".mark-figure")[0] == "18"  # the view follows the run to its end
     page.assert_clean()
 
 
 def test_javascript_and_svg_renderers_draw_the_same_shapes(
     tab: Any, traces: Any, tmp_path: Path
 ) -> None:
-    """Compares the shapes and texts of the initial moment."""
+    """Compares the numbers of shapes, and the texts, at the initial moment."""
     for trace in traces.values():
         view = open_page(tab, tmp_path, trace)
         scene, time = view.view._data["scene"], view.view._data["opening"]

@@ -39,7 +39,7 @@ def train(steps=3):
 cluster = dk.Cluster(2).wait()
 trace = dk.run_ranks(train, 2).trace
 """
-#: Cells that each show a view, and a text of the view's picture.
+#: Cells that each show a view, and a text in the view's picture.
 VIEWS = {
     "dk.Timeline(trace)": "messages",
     "dk.Stage(trace)": "the chunks are added",
@@ -59,11 +59,11 @@ def slow():
         dist.all_reduce(torch.ones(3))
         time.sleep(0.2)
 """
-#: Cells whose run is watched; they are not in the saved notebook.
+#: Cells with watched runs; they are not in the saved notebook.
 WATCHED = (SLOW, "run = cluster.run(slow)", "cluster.run(slow)", "cluster.stop()")
 
-#: In the page: whether the picture and the widget of each view are visible. The cluster's card has
-#: no picture and is skipped.
+#: In the page: for each view, whether its picture, its widget and the widget's figure are visible.
+#: The cluster's card has no picture and is skipped.
 VISIBILITY = """() => [...document.querySelectorAll('.distkit-still:has(img)')].map((still) => {
     const output = still.closest('.jp-OutputArea-child'), image = still.querySelector('img');
     const next = output.nextElementSibling;

@@ -106,7 +106,7 @@ SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
 
 
 def lesson(path: Path, *sources: str, picture: str = "") -> Path:
-    """Write a notebook whose last cell has a picture."""
+    """Write a notebook whose last cell shows ``picture``, if any."""
     cells = [*map(nbformat.v4.new_code_cell, sources)]
     if picture:
         shown = nbformat.v4.new_output("display_data", {"image/svg+xml": picture})

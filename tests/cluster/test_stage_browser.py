@@ -27,7 +27,7 @@ def ring_trace() -> Trace:
 
 @pytest.fixture
 def show_stage(tab: Any, tmp_path: Path) -> Callable[..., "StageSheet"]:
-    """Show a stage on a page, by default with reduced motion."""
+    """A function that shows a stage on a page, by default with reduced motion."""
 
     def make(trace: Trace, **media: Any) -> StageSheet:
         tab.page.emulate_media(**{"reduced_motion": "reduce", "color_scheme": "light", **media})
@@ -40,7 +40,6 @@ class StageSheet(Sheet):
     """A stage in the browser."""
 
     def wait_for_keyframe(self, keyframe: int) -> None:
-        """Wait until a keyframe is current."""
         self.page.wait_for_selector(f".distkit-stage[data-keyframe='{keyframe}']")
 
     def layers(self) -> int:

@@ -29,7 +29,7 @@ def cluster() -> Iterator[dk.Cluster]:
 
 
 def create_model(strategy, lr: float = 1.0):
-    """Return a model and a step, which subtracts the batch from its weight."""
+    """Return a model, and a step that subtracts ``lr`` times the batch from the model's weight."""
     with strategy.scope():
         model = nn.Linear(3, 2, bias=False).double()
         nn.init.zeros_(model.weight)
@@ -45,7 +45,7 @@ def create_model(strategy, lr: float = 1.0):
 
 
 def die_once(flag: str) -> None:
-    """Kill this process, but only once."""
+    """Kill this process, unless ``flag`` exists."""
     if not Path(flag).exists():
         Path(flag).touch()
         os.kill(os.getpid(), signal.SIGKILL)

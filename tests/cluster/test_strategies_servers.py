@@ -193,13 +193,13 @@ def model_after_coordinator(strategy: Strategy) -> None:
         ],
     ],
 )
-def test_unsupported_model_raises(cluster, function, strategy, message: str) -> None:
+def test_unsupported_program_raises(cluster, function, strategy, message: str) -> None:
     with pytest.raises(RankError, match=message):
         cluster.run(function, strategy)
 
 
 def train_sparse(strategy: Strategy) -> float:
-    """Train an embedding with sparse gradients of 1 for each row in use."""
+    """Take a step on an embedding, with a sparse gradient of 1 for each use of a row."""
     with strategy.scope():
         model = nn.Embedding(4, 2, sparse=True).double()
         nn.init.zeros_(model.weight)
@@ -230,7 +230,7 @@ def test_missing_servers_raise_with_a_remedy() -> None:
 
 
 def train_with_checkpoint(strategy: Strategy, folder: str, action: str):
-    """Train an epoch, save a checkpoint and train another, or load the checkpoint and train one."""
+    """Train two epochs and save a checkpoint after the first, or load it and train the second."""
     with strategy.scope():
         model = nn.Linear(6, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -297,7 +297,7 @@ def test_coordinator_saves_and_loads(cluster, tmp_path) -> None:
 
 
 def load_and_die(strategy: Strategy, folder: str, victim: str, steps: int, flag: str) -> float:
-    """Add 1 to the loaded weight in each of five steps; the worker dies once, after ``steps``."""
+    """Add 1 to the loaded weight five times on the victim; it dies once, after step ``steps``."""
     with strategy.scope():
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
