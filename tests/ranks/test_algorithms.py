@@ -28,7 +28,7 @@ cases = st.tuples(
     st.sampled_from([*ALL_REDUCES]),
     st.integers(0, 70),
     st.tuples(st.sampled_from([*FLOATS, *INTEGERS]), st.sampled_from(OPS)),
-    st.sampled_from([(), (2,), (3, 2)]),  # more dimensions
+    st.sampled_from([(), (2,), (3, 2)]),  # trailing dimensions
     st.booleans(),
 )
 
@@ -36,7 +36,7 @@ cases = st.tuples(
 def numbers(
     length: int, dtype: torch.dtype, trailing: tuple[int, ...], transposed: bool
 ) -> torch.Tensor:
-    """Return numbers whose sums are exact in every dtype and order."""
+    """Return numbers whose sums and products are exact in any order."""
     x = torch.tensor(
         random.choices([1, 2], k=length * 2 ** len(trailing) * 3 ** (len(trailing) > 1))
     )
@@ -54,15 +54,15 @@ def test_every_all_reduce_equals_torch(n: int, cases: list[Any]) -> None:
         for name, length, (dtype, op), trailing, transposed in cases:
             random.seed(dist.get_rank() + length)
             result = numbers(length, dtype, trailing, transposed)
-            expected_sum = result.clone(memory_format=torch.contiguous_format)
+            expected = result.clone(memory_format=torch.contiguous_format)
             ALL_REDUCES[name].reference(result, getattr(dist.ReduceOp, op))
-            dist.all_reduce(expected_sum, getattr(dist.ReduceOp, op))
-            results.append((result, expected_sum))
+            dist.all_reduce(expected, getattr(dist.ReduceOp, op))
+            results.append((result, expected))
         return results
 
     for i, pairs in enumerate(zip(*dk.run_ranks(program, n).results, strict=True)):
-        for result, expected_sum in pairs:
-            assert torch.equal(result, expected_sum), cases[i]
+        for result, expected in pairs:
+            assert torch.equal(result, expected), cases[i]
             assert torch.equal(result, pairs[0][0])
 
 

@@ -185,7 +185,7 @@ def each_use_of_each_call() -> None:
                     work.wait()
 
 
-def test_reading_a_buffer_that_is_being_sent_is_allowed() -> None:
+def test_only_forbidden_uses_of_each_call_are_reported() -> None:
     with pytest.warns(dk.errors.CommunicationWarning):
         run = dk.run_ranks(each_use_of_each_call, N)
     spans = [s for s in run.trace.spans if s.op in (Op.MARK, Op.TOUCH)]

@@ -1,7 +1,7 @@
-"""A sample of the bug suite, one program from each class; ``make stress`` runs all of it.
+"""A sample of the bug suite; ``make stress`` runs the whole suite.
 
-The classes are those of the MPI Bugs Initiative (an incorrect and a correct program), threads, and
-the themes of bugs in issues: each takes a different path through the diagnosis.
+The sample has programs from each class, except for the hangs that test_hangs.py runs. Each program
+takes a different path through the diagnosis.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ from distkit.algorithms.collectives import COLLECTIVES
 
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 
-#: A call: the function, this rank, number of ranks, root, tensor length, operation -> its output.
+#: Arguments: the function to call, this rank, the number of ranks, the root, the tensor length, and
+#: the operation.
 Call = Callable[[Any, int, int, int, int, dist.ReduceOp], list[torch.Tensor]]
 
 
 def random_tensor(length: int, seed: int) -> torch.Tensor:
-    """Return integers unique to this rank, in a non-contiguous tensor."""
+    """Return a non-contiguous tensor of random integers, which differ between ranks."""
     numbers = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randint(-4, 4, (2, length), generator=numbers).double().t()
 
@@ -84,7 +85,7 @@ def all_to_all(call: Any, r: int, n: int, root: int, length: int, op: Any) -> li
     return list(out.split(received))
 
 
-#: Calls of each collective; the barrier has a separate test.
+#: A call of each collective except ``barrier``, which has a separate test.
 CALLS: dict[str, Call] = {
     "broadcast": broadcast,
     "reduce": reduce,

@@ -33,7 +33,7 @@ def test_correct_program_has_no_findings(rng: Random) -> None:
 
 
 def play_with_early_reports(rounds: Program) -> None:
-    """Run on each rank, and report every wait that exceeds a millisecond."""
+    """Run the program on this rank, and report every wait that exceeds a millisecond."""
     recorder.BLOCKED_AFTER, recorder.MAX_PERIOD = 0.001, 0.002
     play(rounds)
 

@@ -218,7 +218,7 @@ def handler(
     answers_early: bool = False,
     answers: Callable[[list[int]], Any] = list,
 ) -> Callable[..., Any]:
-    """Return a push handler with a mistake."""
+    """Return a push handler, which is correct by default."""
 
     def push(server: Server, worker: int, number: int, gradient: Any) -> Any:
         if ignores_repeats and (worker, number) in server.seen:

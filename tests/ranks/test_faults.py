@@ -69,7 +69,7 @@ def test_slow_link_delays_the_sender() -> None:
     assert sent.seconds is not None and sent.seconds < 1, "the delay precedes the operation"
 
 
-def test_rank_is_killed_after_its_nth_communication() -> None:
+def test_rank_is_killed_after_n_communication_operations() -> None:
     message = (
         r"rank 1 .*inject_faults killed it, as requested\); last seen after all_reduce\(\) at "
     )

@@ -1,4 +1,4 @@
-"""The catalog of hanging programs: each is released, and its cause is named."""
+"""The catalog of faulty programs: hangs are released, and the cause of each is named."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_mistake_without_a_hang_is_a_warning(name: str) -> None:
     assert kinds_and_culprits([finding]) == [(case.kind, case.culprits)]
     assert not finding.hang
     assert [str(w.message) for w in caught] == [str(finding)]
-    assert Path(caught[0].filename).name == "test_hangs.py", "it points at the user's line"
+    assert Path(caught[0].filename).name == "test_hangs.py", "it points to the user's line"
 
 
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.servers])

@@ -70,7 +70,7 @@ def test_joined_rank_contributes_zeros(divide_by_all: bool) -> None:
     assert (len(gradients), len(shadows)) == (max(STEPS), max(STEPS) - min(STEPS))
     # a busy machine may leave no time for values
     assert not any(any(s.before.values) for s in shadows if s.before is not None)
-    assert first[-1].op is Op.BROADCAST, "the weights of a rank that finished last"
+    assert first[-1].op is Op.BROADCAST, "the weights of the rank that finished last"
 
 
 def test_uneven_inputs_hang_without_join() -> None:

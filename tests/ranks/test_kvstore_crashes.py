@@ -25,14 +25,14 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers that several runs share."""
+    """Two workers and two servers, shared by several runs."""
     with start_nodes(2, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def killable_nodes(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and 2 servers that tests may kill."""
+    """Two workers and two servers, which the test may kill."""
     with start_nodes(2, 2) as nodes:
         yield nodes
 
@@ -126,8 +126,8 @@ def test_server_death_without_replicas_raises(killable_nodes: Nodes) -> None:
 # -- consistency --------------------------------------------------------------------
 
 
-def leads(kv: KVStore) -> float:
-    """Worker 1 pushes its first gradient when worker 0 has reached its bound."""
+def run_ahead(kv: KVStore) -> float:
+    """Worker 1 pushes its only gradient after worker 0 has exceeded the staleness bound."""
     kv.set_optimizer(kvstore.SGD(learning_rate=-1))
     kv.init("w", torch.zeros(1))
     if kv.rank == 1:
@@ -146,10 +146,10 @@ def leads(kv: KVStore) -> float:
 
 
 def test_pull_waits_for_workers_beyond_the_staleness_bound(nodes: Nodes) -> None:
-    assert nodes.run("dist_async", leads, staleness=2)[0] == 103
+    assert nodes.run("dist_async", run_ahead, staleness=2)[0] == 103
 
 
-def drops(kv: KVStore) -> tuple[float, int]:
+def push_late(kv: KVStore) -> tuple[float, int]:
     kv.init("w", torch.zeros(1))
     kv.pull("w")
     kv.barrier()
@@ -164,7 +164,7 @@ def drops(kv: KVStore) -> tuple[float, int]:
 
 
 def test_late_gradient_of_a_backup_worker_is_dropped(nodes: Nodes) -> None:
-    assert nodes.run("dist_sync", drops, backup=1) == [(1, 0), (1, 1)]
+    assert nodes.run("dist_sync", push_late, backup=1) == [(1, 0), (1, 1)]
 
 
 # -- MXNet's calls and the Trainer --------------------------------------------------

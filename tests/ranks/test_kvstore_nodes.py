@@ -26,14 +26,14 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes(fork_server: None) -> Iterator[Nodes]:
-    """3 workers and 2 servers that several runs share."""
+    """Three workers and two servers, shared by several runs."""
     with start_nodes(3, 2) as nodes:
         yield nodes
 
 
 @pytest.fixture
 def pair(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and a server that tests may kill."""
+    """Two workers and one server, which the test may interrupt."""
     with start_nodes(2, 1) as nodes:
         yield nodes
 

@@ -23,7 +23,7 @@ def fork_server() -> Iterator[None]:
 
 @pytest.fixture
 def pair(fork_server: None) -> Iterator[Nodes]:
-    """2 workers and a server."""
+    """Two workers and one server."""
     with start_nodes(2, 1) as nodes:
         yield nodes
 

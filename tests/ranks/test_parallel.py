@@ -46,7 +46,6 @@ def test_mesh_follows_the_layout() -> None:
 
 
 def test_shards_of_a_three_dimensional_tensor_match_local_values() -> None:
-    """The shards match the ranks' values."""
     full = torch.arange(5 * 6 * 2.0).view(5, 6, 2)
     cases = [*product([Shard(0), Shard(1), Replicate()], [Shard(0), Shard(2), Replicate()])]
 

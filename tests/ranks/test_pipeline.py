@@ -44,7 +44,7 @@ def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_reference_implementation_equals_one_process(n: int) -> None:
-    """This includes fewer micro-batches than stages, and micro-batches of unequal sizes."""
+    """The cases include fewer micro-batches than stages, and micro-batches of unequal sizes."""
     cases = [*product(["gpipe", "1f1b"], range(1, ROWS + 1))]
 
     def program() -> list[tuple[torch.Tensor, list[torch.Tensor]]]:

@@ -43,7 +43,7 @@ def run_with_and_without_recording(program: Callable[..., Any], *args: Any) -> R
 
 
 def functional() -> list[Any]:
-    """The collectives of DTensor and compiled programs."""
+    """Call functional collectives, as DTensor and compiled programs do."""
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
     call, world = torch.ops._c10d_functional, dist.group.WORLD.group_name
     x = torch.arange(4.0) + dist.get_rank()
@@ -157,7 +157,7 @@ def test_all_dtypes_and_shapes_are_recorded() -> None:
 
 
 def unreadable() -> list[Any]:
-    """Make every call unreadable for the recorder."""
+    """Prevent the recorder from inspecting any call."""
 
     def fails(*args: Any) -> Any:
         raise LookupError("no such group")

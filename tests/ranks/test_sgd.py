@@ -32,7 +32,7 @@ def net(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def images(rows: int = 300) -> tuple[Tensor, Tensor]:
-    """Return reproducible random images."""
+    """Return reproducible random images and their labels."""
     draw = torch.Generator().manual_seed(1)
     return torch.rand(rows, 9, generator=draw).double(), torch.arange(rows) % 5
 
@@ -128,7 +128,7 @@ def test_unused_layer_is_unchanged() -> None:
         assert torch.equal(unused, torch.ones(1, 2))
 
 
-def test_gradients_are_sent_in_one_message() -> None:
+def test_gradients_are_reduced_in_one_call() -> None:
     run = dk.run_ranks(train_on_ranks, 2, 100, "SGD", 200)
     calls = [s for s in run.trace.spans if s.rank == 0 and s.op == "all_reduce"]
     weights = [w.numel() for w in net().parameters()]
@@ -182,7 +182,7 @@ def test_local_sgd_with_one_step_is_synchronous_sgd() -> None:
 
 
 def record_training(change: str = "") -> None:
-    """Record 4 training steps with an injected mistake."""
+    """Record four training steps, with the mistake that ``change`` names."""
     rank, n, model = dist.get_rank(), dist.get_world_size(), net()
     if change == "initial" and rank == 1:
         model[2].weight.data += 0.1

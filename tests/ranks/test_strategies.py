@@ -85,7 +85,7 @@ def test_every_cross_device_op_computes_the_same_sum(name: str) -> None:
         (torch.optim.AdamW, {"lr": 0.01}),
     ],
 )
-def test_every_optimizer_makes_the_same_steps(make, options) -> None:
+def test_every_optimizer_takes_the_same_steps(make, options) -> None:
     options = {"make": make, **options}
     check_equal_to_one_process(
         run_ranks(train, 2, MirroredStrategy(), **options).results, **options
@@ -96,7 +96,7 @@ def test_batch_with_fewer_rows_than_replicas_counts_only_its_rows() -> None:
     check_equal_to_one_process(run_ranks(train, 3, MirroredStrategy(), batch=2).results, batch=2)
 
 
-def test_step_sends_two_small_messages() -> None:
+def test_training_step_uses_two_all_reduces_and_two_all_gathers() -> None:
     spans = run_ranks(train, 2, MirroredStrategy()).trace.spans
     ops = [s.op for s in spans if s.rank == 0]
     steps = 6
@@ -161,7 +161,7 @@ def test_mean_of_results_weights_each_row_once() -> None:
     assert later == pytest.approx((11 / 3 + 5 / 2) / 2 + 1)  # each replica has the same weight
 
 
-def test_integer_sums_do_not_overflow() -> None:
+def test_sums_and_means_do_not_overflow() -> None:
     def values(strategy: Strategy):
         half = torch.tensor(40000.0, dtype=torch.float16)
         loss = strategy.run(lambda x: half, args=(torch.zeros(3 + dist.get_rank()),))

@@ -1,4 +1,4 @@
-"""Checkpoints resume under another strategy and number of ranks, with equal weights."""
+"""Training resumes from a checkpoint under another strategy or number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Y = (X.sum(1) > 0).long()
 
 
 def train(strategy: Strategy, folder: Path, action: str, hidden: int = 7):
-    """Train an epoch, optionally from a checkpoint."""
+    """Load a checkpoint and train an epoch, or train, save a checkpoint and train another epoch."""
     torch.manual_seed(3 if action == "save" else 4)
     with strategy.scope():
         model = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
@@ -55,7 +55,7 @@ def train(strategy: Strategy, folder: Path, action: str, hidden: int = 7):
 
 
 def train_on(ranks: int, strategy: Strategy, folder: Path, action: str) -> list:
-    """Return the results by rank, or the result of this process."""
+    """Return the result of each rank or, with 0 ranks, of this process."""
     if not ranks:
         return [train(strategy, folder, action)]
     return run_ranks(train, ranks, strategy, folder, action).results
@@ -143,7 +143,7 @@ LOADS = {
 
 
 def restore(strategy: Strategy, folder: Path):
-    """Return the state of all replicas after each way to load, and their copies."""
+    """Return the variables after each way of loading, and this replica's copies after the last."""
     found = []
     for read_from in LOADS.values():
         variables = metrics(strategy)
@@ -169,7 +169,7 @@ def test_saving_and_loading_changes_no_variable(before: int, after: int, tmp_pat
 
 
 def save_and_load_a_sum(strategy: Strategy, folder: Path) -> list[float]:
-    """Save sums of 4 and 3 on two replicas; return a float and an integer part after loading."""
+    """Save 4 and 3 on two replicas, as floats and integers; return this replica's loaded parts."""
     with strategy.scope():
         variables = nn.ModuleList(
             Variable(torch.tensor(0, dtype=dtype), synchronization="ON_READ", aggregation="SUM")
@@ -190,7 +190,7 @@ def test_each_replica_gets_its_part_of_a_sum_as_in_tensorflow(tmp_path: Path) ->
 
 
 def cannot_write(strategy: Strategy, file: Path) -> list[str]:
-    """Return the error for a file in place of a folder."""
+    """Return the errors from writing into a file instead of a folder."""
     with strategy.scope():
         model = nn.Linear(2, 2)
     messages = []

@@ -127,7 +127,7 @@ def test_callbacks_are_called_and_stop_training() -> None:
     history = model.fit(
         digits(slice(20)), global_batch=10, epochs=9, callbacks=callbacks, verbose=False
     )
-    assert len(history["loss"]) == 3  # the learning rate is 0 from the second epoch on
+    assert len(history["loss"]) == 3  # the learning rate is 0 after the first epoch
     assert calls == ["batch 0", "batch 1"] * 3 + ["rate 0.0"]
     with pytest.raises(StrategyError, match=r"cannot monitor 'val_loss'.*loss, accuracy"):
         model.fit(digits(slice(5)), epochs=99, callbacks=[EarlyStopping("val_loss")])

@@ -33,7 +33,7 @@ def shard(strategy: Strategy) -> Tensor:
 
 
 def test_gradients_flow_through_the_collectives() -> None:
-    """Each replica's loss is Σ y² with y = Σ_r x_r, plus a weighted part of all rows."""
+    """Each replica's loss is Σ y² with y = Σ_r x_r, plus a weighted sum of all rows."""
 
     def gradients(strategy: Strategy):
         def step() -> tuple[Tensor, Tensor, Tensor]:

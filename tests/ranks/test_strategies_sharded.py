@@ -92,7 +92,7 @@ class RemovesNaN(nn.Module):
 
 
 def nan(strategy: Strategy):
-    """Return the errors of three steps; in the second, rank 1 has NaN in a layer."""
+    """Return the errors of three steps; in the second, the loss of rank 1 is NaN."""
     with strategy.scope():
         model = nn.Sequential(nn.Linear(1, 1), RemovesNaN(), nn.Conv1d(2, 1, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -138,7 +138,7 @@ class RaisesInBackward(torch.autograd.Function):
 
 
 class Layer(nn.Linear):
-    """A layer that may raise in its forward pass, or in its backward pass after its gradients."""
+    """A layer that may raise in the forward pass, or after its gradients have been computed."""
 
     fails = ""
 
@@ -148,7 +148,7 @@ class Layer(nn.Linear):
 
 
 def raises(strategy: Strategy, where: str):
-    """Return the errors of three steps, and the weights; in the second, rank 1 raises."""
+    """Return the errors of four steps, and the weights; in the second step, rank 1 raises."""
     torch.manual_seed(0)
     with strategy.scope():
         layers = [nn.Linear(6, 4), nn.Sequential(nn.Tanh(), Layer(4, 3)), nn.Linear(3, 2)]
@@ -205,7 +205,7 @@ def test_step_with_a_closure_raises() -> None:
 
 
 def sparse(strategy: Strategy):
-    """Run a step with a sparse gradient; return its losses before and after, or its error."""
+    """Run two steps with sparse gradients; return their losses, or the error."""
     torch.manual_seed(0)
     with strategy.scope():
         model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2)).double()

@@ -79,7 +79,7 @@ def on_rank_0(tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 
 def call_each() -> list[list[float]]:
-    """Make each call, blocking and asynchronous; return the tensors."""
+    """Run each call, first blocking and then asynchronous; return the tensors."""
     found = []
     for call in CALLS.values():
         for async_op in (False, True):
@@ -94,7 +94,7 @@ def call_each() -> list[list[float]]:
 
 
 def test_every_collective_is_recorded_once_on_every_rank() -> None:
-    """This includes asynchronous calls."""
+    """Both blocking and asynchronous calls are recorded."""
     run = dk.run_ranks(call_each, 2)
     assert run.results == dk.run_ranks(call_each, 2, record=False).results
     spans = [s for s in run.trace.spans if s.op is not Op.MARK]
@@ -117,7 +117,7 @@ def test_new_group_is_a_collective_over_all_ranks() -> None:
     assert run.results == [[2, 3], [2, 3], [-1, 3]]
     new_groups = [s for s in run.trace.spans if s.op is Op.NEW_GROUP]
     labels = [s.label for s in new_groups if s.rank == 2]
-    assert labels == ["0, 1", ""], "a group of local synchronization is not recorded"
+    assert labels == ["0, 1", ""], "a group with local synchronization is not recorded"
     assert {s.state for s in new_groups} == {State.COMPLETED}
     assert {s.group for s in new_groups} == {"world"}
 

@@ -28,7 +28,7 @@ def test_flight_recorder_dump_names_the_missing_rank(tmp_path: Path) -> None:
         )
         tmp_path.joinpath(f"pickle_{rank}").write_bytes(c10d._dump_fr_trace())
         if rank < 2:
-            dist.send(torch.ones(1), 2)  # the others' call is in their dumps, and has not ended
+            dist.send(torch.ones(1), 2)  # after dumping the open all-reduce
             late.wait()
         else:
             assert [dist.recv(torch.ones(1), other) for other in (0, 1)] == [0, 1]
@@ -46,7 +46,7 @@ def test_flight_recorder_dump_names_the_missing_rank(tmp_path: Path) -> None:
     assert {s.where.partition(":")[0] for s in trace.spans} == {"test_torch_files.py"}
 
 
-def test_profile_is_drawn_as_timeline(tmp_path: Path) -> None:
+def test_profile_has_the_recorded_calls(tmp_path: Path) -> None:
     def program() -> None:
         rank = dist.get_rank()
         with torch.profiler.profile(

@@ -62,7 +62,7 @@ def test_shared_memory_on_several_hosts_uses_a_ring() -> None:
 
 
 def on_hosts(name: str, sizes: list[int], hosts: list[int]) -> tuple[bool, list[list[int]]]:
-    """Return whether the sums are correct, with ranks on simulated hosts of these sizes."""
+    """Return whether sums are correct on simulated hosts of these sizes, and each host's ranks."""
     host_of_rank = [h for h, n in enumerate(hosts) for _ in range(n)]
     socket.gethostname = lambda: f"host-{host_of_rank[dist.get_rank()]}"
     os.environ.pop("LOCAL_WORLD_SIZE")

@@ -104,7 +104,7 @@ def key_behind_a_barrier() -> None:
         store().set("go", "now")
 
 
-def key_of_a_rank_that_left() -> None:
+def key_awaited_before_a_barrier() -> None:
     if dist.get_rank() == 0:
         store().get("weights")
     dist.barrier()
@@ -116,7 +116,11 @@ def key_of_a_rank_that_left() -> None:
         (missing_key, (0, 1), "ranks 0 and 1 wait in store.get('unset')"),
         (misspelled_key, (0,), "rank 0 has called store.set('data/ready')"),
         (key_behind_a_barrier, (1,), "no rank has set 'go'; rank 1 waits in barrier()"),
-        (key_of_a_rank_that_left, (1,), "no rank has set 'weights'; rank 1 waits in barrier()"),
+        (
+            key_awaited_before_a_barrier,
+            (1,),
+            "no rank has set 'weights'; rank 1 waits in barrier()",
+        ),
     ],
 )
 def test_unset_key_is_named(

@@ -87,7 +87,7 @@ def test_losses_of_every_stage_equal_those_of_fsdp2_and_ddp(n: int) -> None:
 
 
 def test_memory_on_a_rank_equals_the_formula() -> None:
-    """Count all tensors in the process after backward, with optimizer state."""
+    """Add up the bytes of all tensors in the process after backward, with optimizer state."""
     size = {"parameter": 4, "gradient": 4, "optimizer": 8}
     count = 6 * (128 * 128 + 128)
 
