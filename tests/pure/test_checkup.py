@@ -190,8 +190,8 @@ def wrong_address(facts: Facts) -> None:
 def unreachable(message: str) -> Callable[[Facts], None]:
     def fault(facts: Facts) -> None:
         del facts.machines["beta"], facts.names["beta"], facts.connections["beta"]
-        for way in facts.connections.values():
-            way.pop("beta", None)
+        for peers in facts.connections.values():
+            peers.pop("beta", None)
         facts.lost["beta"] = {"message": message, "stage": ""}
 
     return fault

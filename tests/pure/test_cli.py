@@ -1,4 +1,4 @@
-"""The command line: arguments, errors, exit statuses, and the figures of the benchmarks."""
+"""The command line: arguments, errors, exit statuses, and benchmark figures."""
 
 import json
 import os
@@ -225,8 +225,8 @@ def test_figure_reports_the_strictest_limit_that_it_meets(
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Replace the benchmarks with one that measures nothing; return the requested repetitions."""
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of repetitions requested from a benchmark that measures nothing."""
     reps: list[int] = []
     found = [
         Figure(
@@ -244,11 +244,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
         return SimpleNamespace(measure=measure)
 
     monkeypatch.setattr(benchmarks, "import_module", module)
-    return lambda: reps
+    return reps
 
 
 def test_bench_prints_one_json_object(
-    measured: Callable[[], list[int]], capsys: pytest.CaptureFixture[str]
+    requested: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "tap", "--json", "--reps", "7"]) == 0
     output = capsys.readouterr()
@@ -258,4 +258,4 @@ def test_bench_prints_one_json_object(
     assert report["figures"][0]["ratio"] == 1.234
     assert report["details"] == {"tap": {"n": 7}}
     assert output.err == "benchmarks.tap begins\n"
-    assert measured() == [7]
+    assert requested == [7]

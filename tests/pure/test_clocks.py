@@ -1,4 +1,4 @@
-"""Alignment of the clocks of several hosts: causality, and offsets within their error."""
+"""Alignment of several hosts' clocks: causality, and offsets within their error bounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ delays = st.floats(1e-6, 0.05)
 
 @st.composite
 def networks(draw):
-    """Generate clocks of hosts, and messages at true times."""
+    """Generate hosts' clocks, and messages with their true times."""
     hosts = [Host(0.0)]
     hosts += [Host(draw(offsets)) for _ in range(draw(st.integers(1, 3)))]
     indices = st.integers(0, len(hosts) - 1)
@@ -47,7 +47,7 @@ def cross_host_messages(hosts, messages):
     ]
 
 
-def correct_clocks(hosts, messages):
+def corrected_times(hosts, messages):
     found = cross_host_messages(hosts, messages)
     clocks = align({str(i): 0.0 for i in range(len(hosts))}, found)
     for c in found:
@@ -57,7 +57,7 @@ def correct_clocks(hosts, messages):
 @settings(deadline=None)
 @given(networks())
 def test_no_message_is_received_before_it_was_sent(network) -> None:
-    for message, sent, received in correct_clocks(*network):
+    for message, sent, received in corrected_times(*network):
         assert received > sent, message
 
 
@@ -89,7 +89,7 @@ def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> N
         src, dst = rng.choice(5, 2, replace=False)
         messages.append((src, dst, at, at + 1e-4 + rng.exponential(2e-3)))
     clocks = align({str(i): 0.0 for i in range(5)}, cross_host_messages(hosts, messages))
-    for message, sent, received in correct_clocks(hosts, messages):
+    for message, sent, received in corrected_times(hosts, messages):
         errors = clocks[message.src].error + clocks[message.dst].error
         assert received > sent - errors * (drift > 0), message
     for host, clock in zip(hosts, clocks.values(), strict=True):
@@ -98,8 +98,8 @@ def test_long_run_with_many_messages_is_aligned(drift: float, limit: float) -> N
         assert deviation < limit
 
 
-def test_one_way_delays_do_not_bias_the_estimate() -> None:
-    """A round trip may be off by 10 ms; the fastest message in each direction is not."""
+def test_asymmetric_delays_do_not_bias_the_estimate() -> None:
+    """The midpoint of a round trip may be off by 10 ms; the fastest messages are hardly delayed."""
     trips = [RoundTrip(t, t + 5 + out, t + 5 + out, t + out + back) for t, out, back in DELAYS]
     clock = PeerClock()
     for trip in trips:

@@ -89,7 +89,7 @@ def test_wrong_answers_can_be_retried() -> None:
 
 
 @pytest.mark.parametrize("lesson", ["01_messages", "04_when_it_hangs"])
-def test_quiz_picture_hides_sums_and_findings(lesson: str) -> None:
+def test_quiz_view_hides_totals_and_notices(lesson: str) -> None:
     view = concept_check(lesson).view
     picture = view.get_state("picture")["picture"]
     assert picture["bare"] and not picture["notices"] + picture["notes"]

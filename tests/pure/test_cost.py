@@ -65,7 +65,7 @@ def test_double_tree_formula_is_an_upper_bound(n: int, link: Link, segments: int
 
 @settings(max_examples=40)
 @given(k=st.integers(1, 5), g=st.sampled_from([1, 2, 4, 8]), link=LINKS)
-def test_torus_formula_uses_the_rows_of_the_schedule(k: int, g: int, link: Link) -> None:
+def test_torus_formula_equals_the_simulation_for_any_host_size(k: int, g: int, link: Link) -> None:
     n, nbytes = g * k, divisible_size(g * k)
     simulated = finish_times("torus", n, nbytes, Network(link), devices_per_host=g).max()
     form = torus(n, nbytes, link, devices_per_host=g)

@@ -1,4 +1,4 @@
-"""The datasets."""
+"""The digits dataset."""
 
 from __future__ import annotations
 

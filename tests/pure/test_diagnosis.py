@@ -66,7 +66,7 @@ ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
 def finding_of_hang(*programs, **groups):
-    """Return the finding of a hanging run; it is the same during the run and after the release."""
+    """Return the finding of a run that hangs, the same before and after the ranks are released."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
@@ -87,7 +87,7 @@ def finding_without_hang(*programs, **groups):
 # -- messages -------------------------------------------------------------------------
 
 
-#: Programs that hang: kind, culprits, programs, groups, and the finding's text.
+#: Programs that hang: kind, culprits, programs, groups, and parts of the finding's text.
 HANGS = {
     "cycle of three ranks, and a rank that waits for one of them": (
         "cycle",
@@ -291,7 +291,7 @@ def test_hang_is_explained(name):
     assert all(text in str(f) for text in texts)
 
 
-#: Programs with a mistake that end: kind, culprits, programs, and the finding's text.
+#: Faulty programs that do not hang: kind, culprits, programs, and parts of the finding's text.
 SILENT = {
     "message of a different size": (
         "wrong_tensor",
@@ -602,7 +602,7 @@ class ProgramGenerator:
         for _ in range(rounds):
             self.line += 10
             shape = (self.random.choice([1, 3, 8]),)
-            self.facts = dict(shape=shape, nbytes=4 * shape[0])
+            self.tensor_fields = dict(shape=shape, nbytes=4 * shape[0])
             add_calls = self.random.choice(
                 [self.message, self.message, self.any_source, self.collective, self.loop]
             )
@@ -615,7 +615,7 @@ class ProgramGenerator:
 
     def add(self, rank, op, peer=None, **fields):
         branch = fields.pop("branch", 0)
-        step = Step(op, peer, where=line(self.line + branch), **{**self.facts, **fields})
+        step = Step(op, peer, where=line(self.line + branch), **{**self.tensor_fields, **fields})
         self.programs[rank].append(step)
         if step.is_async:
             self.open.append((rank, step))
@@ -650,7 +650,7 @@ class ProgramGenerator:
         members = self.groups.get(group, range(self.n))
         rooted = op in (Op.BROADCAST, Op.REDUCE)
         peer = self.random.choice(list(members)) if rooted else None
-        facts = self.random.choice([{}, {"reduction": "max"}]) if op is Op.ALL_REDUCE else {}
+        attributes = self.random.choice([{}, {"reduction": "max"}]) if op is Op.ALL_REDUCE else {}
         branches = self.random.choice([1, 2])  # if rank == …: … else: …
         for r in members:
             self.add(
@@ -658,7 +658,7 @@ class ProgramGenerator:
                 op,
                 peer,
                 group=group,
-                attributes=facts,
+                attributes=attributes,
                 branch=r % branches,
                 is_async=op is Op.ALL_REDUCE and self.random.random() < 0.3,
             )
@@ -685,8 +685,8 @@ def without_stragglers(trace):
 
 @settings(max_examples=100, deadline=None)
 @given(programs, st.integers(0, 10**6), st.integers(0, 80))
-def test_no_false_alarm_in_correct_programs(author, seed, cut):
-    sim = Simulation(author.programs, author.groups, random.Random(seed)).run(cut)
+def test_no_false_alarm_in_correct_programs(generator, seed, cut):
+    sim = Simulation(generator.programs, generator.groups, random.Random(seed)).run(cut)
     assert without_stragglers(sim.live()) == []  # while it runs
     sim.run()
     assert not sim.stuck
@@ -696,22 +696,24 @@ def test_no_false_alarm_in_correct_programs(author, seed, cut):
 
 @settings(max_examples=100, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
-def test_no_false_alarm_when_some_events_arrive_late(author, seed, data):
+def test_no_false_alarm_when_some_events_arrive_late(generator, seed, data):
     sim = Simulation(
-        author.programs, author.groups, random.Random(seed), report_probability=0.9
+        generator.programs, generator.groups, random.Random(seed), report_probability=0.9
     ).run()
     received = [
-        e for r in range(author.n) for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
+        e
+        for r in range(generator.n)
+        for e in sim.live().by_rank[r][: data.draw(st.integers(0, 60))]
     ]
     assert without_stragglers(Trace(received, sim.info)) == []
 
 
 @settings(max_examples=150, deadline=None)
 @given(programs, st.integers(0, 10**6), st.data())
-def test_every_injected_hang_is_found(author, seed, data):
+def test_every_injected_hang_is_found(generator, seed, data):
     for _ in range(data.draw(st.integers(1, 3))):
-        inject_mistake(author.programs, data)
-    sim = Simulation(author.programs, author.groups, random.Random(seed)).run()
+        inject_mistake(generator.programs, data)
+    sim = Simulation(generator.programs, generator.groups, random.Random(seed)).run()
     for trace in (sim.live(), sim.released()):
         found = diagnose(trace)
         assert {r for f in found if f.hang for r in f.waiting} == set(sim.stuck)
@@ -721,7 +723,7 @@ def test_every_injected_hang_is_found(author, seed, data):
 
 
 def inject_mistake(programs, data):
-    """Omit a step or swap two; waits stay after their request."""
+    """Omit a step or swap two; waits stay after their requests."""
     rank = data.draw(st.sampled_from([r for r, p in enumerate(programs)]))
     candidates = [i for i, s in enumerate(programs[rank]) if not s.is_async and s.wait is None]
     if not candidates:

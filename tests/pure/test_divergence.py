@@ -50,7 +50,7 @@ REDUCE, GATHER, BARRIER = (
 )
 
 
-def test_rank_that_left_its_loop_early_is_named():
+def test_rank_that_exited_its_loop_early_is_named():
     f = first_finding([REDUCE] * 3 + [BARRIER], [REDUCE] * 2 + [BARRIER], [REDUCE] * 3 + [BARRIER])
     assert (f.kind, f.culprits) == ("uneven", (1,))
     assert "rank 1 continues with barrier() at a.py:7 after calling it 2 times" in f.message

@@ -1,4 +1,4 @@
-"""dk.equal: the first difference between two recorded trainings."""
+"""dk.equal: the first difference between two recorded training runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distkit.trace.trace import Trace
 SUM = [2 * v for v in MEAN]
 
 
-def test_identical_trainings_are_equal() -> None:
+def test_identical_training_runs_are_equal() -> None:
     found = dk.equal(training_trace([MEAN, MEAN]), training_trace([MEAN, MEAN]))
     assert found
     assert found.exact
@@ -73,7 +73,7 @@ def test_first_difference_is_named(
 def record_training(
     dtype: torch.dtype, seed: int, steps: int, lr: float, noise: float = 0.0
 ) -> Trace:
-    """Record a training in one process with gradients that do not depend on the weights.
+    """Record training in one process, with gradients that do not depend on the weights.
 
     The gradients have relative errors up to ``noise``, as if summed in another order.
     """

@@ -88,7 +88,9 @@ def test_bytes_per_gpu_equal_the_simulated_memory(dp: int, pp: int, tp: int) -> 
     ("ratio", "busy", "status"),
     [(2.0, False, "pass"), (2.0, True, "pass"), (1.0, False, "wasteful"), (1.0, True, "blocked")],
 )
-def test_criterion_is_blocked_on_a_busy_machine(ratio: float, busy: bool, status: str) -> None:
+def test_failed_time_criterion_is_blocked_on_a_busy_machine(
+    ratio: float, busy: bool, status: str
+) -> None:
     noisy = [(1.0, ratio), (1.0, ratio), (9.0, ratio), (1.0, 9.0), (1.0, ratio)]
     assert time_criterion(noisy, 1.5, busy).status == status
 

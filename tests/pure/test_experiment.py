@@ -47,7 +47,7 @@ def controls(fn: Any, **given: Any) -> Any:
 
 
 def setting(fn: Any, given: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return the settings of a run: the values of its controls, except for changed ones."""
+    """Return a run's settings: the controls' values, except for those in ``changed``."""
     return dk.Experiment(fn, **given).settings.complete(**changed)
 
 
@@ -156,7 +156,7 @@ def test_values_outside_the_range_raise(values: Any, error: type, message: str) 
 
 
 @pytest.mark.parametrize("values", [{}, {"batch": []}])
-def test_sweep_needs_values(values: Any) -> None:
+def test_sweep_without_values_raises(values: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="sweep"):
         dk.Experiment(train).sweep(**values)
 
@@ -320,7 +320,7 @@ def test_any_result_is_plotted_against_any_parameter() -> None:
 # -- the panel ----------------------------------------------------------------------
 
 
-def test_notebook_gets_panel_picture_and_text() -> None:
+def test_notebook_displays_panel_html_and_text_and_a_closed_experiment_raises() -> None:
     experiment = dk.Experiment(train, batch=(8, 128), algorithm=["ring", "gloo"])
     data, _ = experiment._repr_mimebundle_()
     assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= {*data}

@@ -54,7 +54,7 @@ FIELDS = {
     "t": FLOW,
     "f": {**FLOW, "bp": str},
 }
-#: The metadata events and their argument.
+#: The metadata events, and the name and type of each one's argument.
 METADATA = {
     "process_name": ("name", str),
     "process_sort_index": ("sort_index", int),

@@ -21,7 +21,7 @@ def test_style_uses_the_colors_of_ranks() -> None:
 
 
 def luminance(color: str) -> float:
-    """Return the relative luminance, as in WCAG for colors that are not almost black."""
+    """Return WCAG's relative luminance, without its special case for almost black colors."""
     weights = zip((0.2126, 0.7152, 0.0722), channels(color), strict=True)
     return sum(w * ((c / 255 + 0.055) / 1.055) ** 2.4 for w, c in weights)
 
@@ -42,7 +42,7 @@ def test_colors_have_one_meaning_and_a_contrast_of_three(
     colors = [*ranks, *work.values(), warning]
     assert len({*colors}) == len(colors)
     assert min(contrast(c, paper) for c in (*colors, *RANKS_LIGHT)) >= 3  # plots use the latter
-    *ends, zero = values.values()  # a fifth of an end has an opacity of 0.49
+    *ends, zero = values.values()  # a fifth of the largest value has an opacity of 0.49
     assert min(contrast(mixed(channels(c), channels(zero), 0.49), zero) for c in ends) >= weak
 
 
@@ -55,11 +55,11 @@ def test_figure_in_the_style_has_the_background_and_colors_of_the_page() -> None
         figure, axes = plt.subplots()
         axes.plot([1, 2])
         axes.set(title="loss")
-        assert _fetch_figure_metadata(figure) is None  # the page has the background
+        assert _fetch_figure_metadata(figure) is None  # the page provides the background
     html = as_html(figure)
     assert 'alt="loss"' in html
     image = base64.b64decode(html.partition("base64,")[2].partition('"')[0]).decode()
     assert "stroke: light-dark(#0072b2, #3D95E0)" in image
-    figure.set_facecolor("white")  # a style of the user
+    figure.set_facecolor("white")  # as in a user's own style
     assert as_html(figure) is None
     plt.close(figure)

@@ -21,7 +21,7 @@ PAGES = ROOT / "docs" / "findings"
 
 
 def strings(file: Path) -> Iterator[str]:
-    """Return the sentences in a file; f-strings are split."""
+    """Return the string constants in a file; f-strings are split."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 

@@ -1,4 +1,4 @@
-"""tools/gpu-check without a GPU, and the page of measurements."""
+"""tools/gpu-check without a GPU, and the page with its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignment of devices and backends to ranks, and its notes, without a GPU."""
+"""Assignment of devices and backends to ranks, and the notes about it, without a GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_ranks_are_assigned_round_robin(
         (2, some_gpus(2), {"device": "cuda:1"}, "gloo", "ranks 0 and 1 share cuda:1"),
     ],
 )
-def test_requested_device_is_used(
+def test_request_determines_the_backend_and_the_note(
     ranks: int, gpus: Gpus, requested: dict[str, str], backend: str, expected: str
 ) -> None:
     _, chosen, note = assign(ranks, gpus, **requested)

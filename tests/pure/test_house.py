@@ -1,4 +1,4 @@
-"""The counts of ``distkit bench house``."""
+"""The statement counts of ``distkit bench house``."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_perfetto_export_raises_with_a_remedy(tmp_path: Path) -> None:
 
 
 def profile_events(rank: int) -> Json:
-    """Return torch.profiler's events of an all-reduce under NCCL: operator, details, kernel."""
+    """Return torch.profiler's profile of one rank, with an all-reduce under NCCL."""
     details = {
         "External id": 12,
         "Collective name": "allreduce",
@@ -326,7 +326,7 @@ def profile_events(rank: int) -> Json:
 
 
 def indent(content: Json) -> str:
-    """Format a profile like torch: indented, after a space."""
+    """Format a profile as torch does: indented, after a space."""
     return " " + json.dumps(content, indent=2) + "\n"
 
 
@@ -383,7 +383,6 @@ def mistakes(trace: Trace) -> list[Finding]:
 
 
 def load_profiles(folder: Path, *contents: Json) -> Trace:
-    """Load profiles as a trace."""
     for rank, content in enumerate(contents):
         folder.joinpath(f"rank{rank}.json").write_text(json.dumps(content))
     return Trace.load(folder)

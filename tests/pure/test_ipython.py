@@ -47,7 +47,7 @@ def test_other_exceptions_are_unchanged() -> None:
     assert displayed(raise_key_error) is None
     shown = displayed(lambda: make_plan("x", 0, "cpu", "gloo", cpus=1, memory=1).ranks)  # type: ignore[arg-type]
     assert "integer" in str(shown)
-    # an error in distkit
+    # an error inside distkit
     assert displayed(lambda: make_plan(1, 0, "cpu", "gloo", cpus=1, memory="")) is None  # type: ignore[arg-type]
 
 

@@ -76,7 +76,7 @@ def test_invalid_jobs_raise_immediately(options: dict, message: str) -> None:
         job(**options)
 
 
-def test_layouts_are_sorted_by_time_and_fit_into_memory() -> None:
+def test_layouts_are_sorted_by_time_and_fit_in_memory() -> None:
     found = search_layouts(LLAMA_3_8B, H100, 64, batch=256, sequence=4096, flash=True, zero=1)
     assert [candidate.seconds for candidate in found] == sorted(
         candidate.seconds for candidate in found

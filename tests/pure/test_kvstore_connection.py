@@ -46,7 +46,7 @@ def test_messages_arrive_complete_in_order(sizes: list[tuple[int, list[int]]]) -
     right.close()
 
 
-def test_messages_sent_before_the_end_arrive() -> None:
+def test_messages_sent_before_close_arrive() -> None:
     left, right, poller = pair()
     left.send(b"first", [])
     left.send(b"last", [memoryview(b"body")])

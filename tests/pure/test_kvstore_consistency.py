@@ -34,14 +34,14 @@ class AddingStore:
         self.server = KVServer(rule, range(workers), on_crash=on_crash, update_context=self._watch)
         self.updates: list[list[int]] = []  # the workers of each update
         self.last_request, self.pulled = 0, dict.fromkeys(range(workers), 0)
-        self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
-        self.ask(Init, 0, "w", (1,), "float32", torch.zeros(1))
+        self.request(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
+        self.request(Init, 0, "w", (1,), "float32", torch.zeros(1))
 
     def _watch(self, entry: Entry, pushes: list[Push]):
         self.updates.append([p.node for p in pushes])
         return nullcontext()
 
-    def ask(self, kind, node, *fields) -> list[Response]:
+    def request(self, kind, node, *fields) -> list[Response]:
         self.last_request += 1
         return self.track_versions(self.server.handle(kind(node, self.last_request, *fields)))
 
@@ -53,10 +53,10 @@ class AddingStore:
 
     def push(self, worker: int, value: float = 1.0) -> list[Response]:
         gradient = torch.full((1,), value)
-        return self.ask(Push, worker, "w", (1,), self.pulled[worker], gradient)
+        return self.request(Push, worker, "w", (1,), self.pulled[worker], gradient)
 
     def pull(self, worker: int) -> list[Response]:
-        return self.ask(Pull, worker, "w")
+        return self.request(Pull, worker, "w")
 
     @property
     def value(self) -> float:
@@ -106,7 +106,7 @@ def test_gradients_are_applied_once_or_counted_as_dropped(backup: int, order) ->
 # -- workers that end or join -----------------------------------------------------
 
 
-def leave(store: AddingStore, worker: int) -> list[Response]:
+def kill_worker(store: AddingStore, worker: int) -> list[Response]:
     return store.track_versions(store.server.handle_departure(worker, "signal SIGKILL", 1000))
 
 
@@ -115,26 +115,26 @@ def test_halt_applies_complete_rounds() -> None:
     store.push(1)
     store.push(0)
     store.pull(0)
-    assert leave(store, 1) == []
+    assert kill_worker(store, 1) == []
     responses = store.push(2)
     assert [(a.node, a.version) for a in responses] == [(2, 1), (0, 1)]
     with_backup = AddingStore(Synchronous(backup=1))
     with_backup.push(0)
     with_backup.pull(0)
-    assert leave(with_backup, 1) == []
+    assert kill_worker(with_backup, 1) == []
 
 
 def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
     store = AddingStore(Synchronous(), on_crash="replace")
     store.push(0)
-    store.ask(AtBarrier, 0)
+    store.request(AtBarrier, 0)
     store.push(1)
     assert store.pull(1) == []  # it waits for worker 2, although worker 0 is at the barrier
     assert [a.version for a in store.push(2)] == [1, 1]
     store.push(1)
     store.push(2)
     assert (store.server.entries["w"].version, store.value) == (2, 5)
-    store.ask(AtBarrier, 1)
+    store.request(AtBarrier, 1)
     store.push(2)
     assert store.server.entries["w"].version == 3
 
@@ -142,7 +142,7 @@ def test_rounds_do_not_wait_for_workers_at_a_barrier() -> None:
 def test_rounds_wait_for_all_workers_after_the_barrier() -> None:
     store = AddingStore(Synchronous(), on_crash="replace")
     for worker in (0, 1, 2):
-        store.ask(AtBarrier, worker)
+        store.request(AtBarrier, worker)
     store.push(2)
     assert store.pull(2) == []
     (accepted,) = store.push(1)
@@ -158,7 +158,7 @@ def test_async_continues_and_replacement_starts_with_the_slowest(bound) -> None:
         store.push(0)
         store.push(2)
     store.pull(0)
-    leave(store, 1)
+    kill_worker(store, 1)
     assert store.pulled[0] == 6
     store.last_request = 2000
     store.push(1)
@@ -168,7 +168,7 @@ def test_async_continues_and_replacement_starts_with_the_slowest(bound) -> None:
 
 def test_requests_from_a_dead_worker_are_dropped() -> None:
     store = AddingStore(Asynchronous())
-    leave(store, 1)
+    kill_worker(store, 1)
     assert store.push(1, 5.0) == []
     assert store.value == 0
 
@@ -178,10 +178,10 @@ def test_requests_from_a_dead_worker_are_dropped() -> None:
 def test_init_from_a_dead_worker_raises(rule: Rule, order: str) -> None:
     store, responses = AddingStore(rule, on_crash="continue"), list[Response]()
     if order == "death first":
-        leave(store, 0)
-    responses += store.ask(Init, 1, "v", (1,), "float32")
+        kill_worker(store, 0)
+    responses += store.request(Init, 1, "v", (1,), "float32")
     if order == "init first":
-        responses += leave(store, 0)
+        responses += kill_worker(store, 0)
     (error,) = responses
     assert "init of 'v' waits for the value of worker 0, which has exited" in error.text
 

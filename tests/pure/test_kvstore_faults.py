@@ -1,6 +1,6 @@
 """Deaths of servers: every acknowledged push counts exactly once.
 
-A sample of :mod:`tests.stress.kvstore.schedules`: 100 of its random schedules.
+The tests run 100 random schedules of :mod:`tests.stress.kvstore.schedules`.
 """
 
 from __future__ import annotations

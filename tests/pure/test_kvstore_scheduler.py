@@ -1,4 +1,4 @@
-"""The scheduler: registration, nodes that end, barriers and notes."""
+"""The scheduler: registration, nodes that exit, barriers and notes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SIGKILL = "signal SIGKILL"
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_each_node_exit_counts_once(reported: bool) -> None:
-    """A replacement may register before the end of its predecessor is reported."""
+    """A replacement may register before its predecessor's exit is reported."""
     scheduler = complete(on_crash="replace")
     if reported:
         assert len(scheduler.handle_departure(1, 0, SIGKILL)) == 2

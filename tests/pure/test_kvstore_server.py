@@ -37,8 +37,8 @@ class Store:
         )
         self.last_request = 0
         if adding:  # w ← w + g, so that every push remains visible
-            self.ask(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
-        self.ask(Init, 0, "w", (2,), "float32", torch.zeros(2))
+            self.request(SetOptimizer, 0, "sgd", {"learning_rate": -1.0})
+        self.request(Init, 0, "w", (2,), "float32", torch.zeros(2))
 
     @contextmanager
     def _watch(self, entry: Entry, pushes: list[Push]) -> Iterator[None]:
@@ -47,15 +47,15 @@ class Store:
         assert entry.version == before
         self.updates.append([(p.node, before - p.version) for p in pushes])
 
-    def ask(self, kind: type[Request], node: int, *fields: object) -> list[Response]:
+    def request(self, kind: type[Request], node: int, *fields: object) -> list[Response]:
         self.last_request += 1
         return self.server.handle(kind(node, self.last_request, *fields))
 
     def push(self, worker: int, value: float, version: int = 0) -> list[Response]:
-        return self.ask(Push, worker, "w", (2,), version, torch.full((2,), value))
+        return self.request(Push, worker, "w", (2,), version, torch.full((2,), value))
 
     def pull(self, worker: int) -> list[Response]:
-        return self.ask(Pull, worker, "w")
+        return self.request(Pull, worker, "w")
 
     def value(self) -> float:
         return self.server.entries["w"].value[0].item()
@@ -143,7 +143,7 @@ Machine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, de
 test_any_order_of_requests_matches_the_model = Machine.TestCase
 
 
-def test_reply_in_flight_keeps_its_version() -> None:
+def test_reply_in_flight_keeps_its_value() -> None:
     store = Store(ASYNC)
     (reply,) = store.pull(0)
     store.push(0, 5.0)
@@ -165,6 +165,6 @@ def test_reply_in_flight_keeps_its_version() -> None:
 )
 def test_invalid_requests_raise_and_the_store_continues(kind, fields, message) -> None:
     store = Store(ASYNC)
-    assert message in error_text(store.ask(kind, 0, *fields))
+    assert message in error_text(store.request(kind, 0, *fields))
     store.push(0, 1.0)
     assert store.value() == 1.0

@@ -44,7 +44,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2"}
         ({"RANK": "0", "WORLD_SIZE": "2"}, Launched("environment", 0, 2)),
         ({"SLURM_NTASKS": "4"}, Launched("none", 0, 1)),  # in salloc
         ({}, Launched("none", 0, 1)),
-        # the innermost launcher counts: Slurm starts torchrun, or mpiexec within a batch script
+        # the innermost launcher wins: Slurm starts torchrun, or mpiexec within a batch script
         ({**SLURM, **TORCHRUN}, Launched("torchrun", 5, 8)),
         ({**SLURM, **OPEN_MPI}, Launched("Open MPI", 2, 3)),
         # as set by many scripts

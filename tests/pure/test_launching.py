@@ -56,7 +56,7 @@ def test_commands_without_a_python_script_raise(command: str, reason: str) -> No
 
 
 def test_torchrun_parses_a_recorded_command() -> None:
-    """torchrun's own parser finds its options and the same script after them."""
+    """torchrun's own parser finds its options, and passes the script on to the recorder."""
     command = "torchrun --standalone --nproc-per-node 2 t.py --lr 1".split()
     options = get_args_parser().parse_args(with_recorder(command, "f")[1:])
     assert (options.standalone, options.nproc_per_node, options.module) == (True, "2", True)

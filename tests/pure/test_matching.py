@@ -24,13 +24,13 @@ HISTORIES = [
 
 @st.composite
 def lanes(draw, rank):
-    """Generate the events of a rank in order of time, with overlapping operations."""
+    """Generate a rank's events in time order, with overlapping operations."""
     histories = draw(st.lists(st.sampled_from(HISTORIES), max_size=8))
-    facts = [draw(st.tuples(st.sampled_from(OPS), *FACTS)) for _ in histories]
+    operations = [draw(st.tuples(st.sampled_from(OPS), *FIELDS)) for _ in histories]
     turns = [seq for seq, states in enumerate(histories) for _ in states]
     events, done = [], Counter()
     for time, seq in enumerate(draw(st.permutations(turns))):
-        op, peer, group, tag, number, late = facts[seq]
+        op, peer, group, tag, number, late = operations[seq]
         peer, match = (peer, number) if op in P2P | REQUESTS else (None, None)
         if late and done[seq] < len(histories[seq]) - 1:
             peer = match = None  # a receive from any source learns its sender when it ends
@@ -43,7 +43,7 @@ def lanes(draw, rank):
     return events
 
 
-FACTS = (
+FIELDS = (
     st.integers(0, RANKS - 1),
     st.sampled_from("ab"),
     st.sampled_from([None, 7]),

@@ -48,19 +48,19 @@ def mocked_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "_prepare_schedule_with_comms", lambda *a, **k: None)
 
 
-def torch_orders(peer: str, p: int, m: int, v: int) -> list[list[str]] | None:
+def torch_orders(class_name: str, p: int, m: int, v: int) -> list[list[str]] | None:
     """Return torch's order without the final gradient reduction; None if torch raises."""
     from torch.distributed.pipelining import schedules
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-    several = issubclass(getattr(schedules, peer), schedules.PipelineScheduleMulti)
+    several = issubclass(getattr(schedules, class_name), schedules.PipelineScheduleMulti)
     stage = SimpleNamespace(group_rank=0, group_size=p, num_stages=p, submod=None)
     try:
         if several and v == 1:
-            ranks = getattr(schedules, peer)([stage], m).pipeline_order
+            ranks = getattr(schedules, class_name)([stage], m).pipeline_order
             found = [ranks[rank] for rank in range(p)]
         else:
-            found = get_schedule_ops(peer.removeprefix("Schedule"), p, m, v)
+            found = get_schedule_ops(class_name.removeprefix("Schedule"), p, m, v)
     except ValueError:
         return None
     return [[str(a) for a in rank if a and a.computation_type.value in "FBIW"] for rank in found]
@@ -93,7 +93,7 @@ def test_gpipe_order_equals_torch() -> None:
 
 @pytest.mark.usefixtures("mocked_stages")
 def test_order_of_1f1b_equals_torch() -> None:
-    """Torch lists the last stage's forwards from 1, although it runs them from 0."""
+    """Torch numbers the last stage's forward passes from 1, although it runs them from 0."""
     for p, m in product(RANKS, MICROBATCHES):
         expected = torch_orders("Schedule1F1B", p, m, 1)
         assert (expected is None) == (m < p)

@@ -47,7 +47,7 @@ def test_more_stages_than_layers_raise() -> None:
         split(chain(), 5)
 
 
-def test_layer_can_repeat_only_within_a_stage() -> None:
+def test_layer_with_state_can_repeat_only_within_a_stage() -> None:
     linear, relu = nn.Linear(4, 4), nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, linear, linear, relu, nn.Linear(4, 4))
     x, parts = torch.randn(3, 4), split(model, 3)

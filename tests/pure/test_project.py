@@ -1,4 +1,4 @@
-"""The project: layers of imports, public names, sizes."""
+"""The project: import layers, public names, style, documentation and metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = [*CORE_MODULES, *COMPANION_MODULES]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")])
 
-# Imports point down: each part of distkit, and the other parts that it may import.
+# Imports point down: each module of distkit, and the other modules that it may import.
 SHARED = "errors events consistency imports trace _format "
 LAYERS = {
     "_format": "",
@@ -65,7 +65,7 @@ USES = {
 
 
 def nodes(tree: ast.AST, lazy: bool) -> Iterator[ast.AST]:
-    """Return the nodes of a file, optionally without functions and ``if TYPE_CHECKING``."""
+    """Yield a file's nodes; unless ``lazy``, omit functions and ``if`` statements."""
     for node in ast.iter_child_nodes(tree):
         if lazy or not isinstance(node, ast.FunctionDef | ast.If):
             yield node
@@ -84,23 +84,23 @@ def imports(path: Path, lazy: bool = True) -> set[str]:
     return found
 
 
-def part(path: Path) -> str:
+def top_module(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def companion(module: str) -> str:
-    """Return the companion of an import; "" for others."""
+    """Return the companion that an import belongs to, or "" for other packages."""
     package = module.partition(".")[0]
     return package if package in USES else ""
 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in CORE_MODULES if part(path) not in TOP],
+    [path for path in CORE_MODULES if top_module(path) not in TOP],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_imports_follow_the_layers(path: Path) -> None:
-    here = part(path)
+    here = top_module(path)
     lazy = path.name != "trace.py"  # only methods of a Trace, such as to_html(), import upward
     ours = {name for name in imports(path, lazy) if name.startswith("distkit.")}
     assert not {name for name in ours if name.split(".")[1] not in {here, *LAYERS[here].split()}}
@@ -131,7 +131,9 @@ def test_companions_import_only_what_they_declare(path: Path) -> None:
 
 
 def test_only_the_cluster_imports_ipyparallel() -> None:
-    users = {part(path) for path in CORE_MODULES if any("ipyparallel" in n for n in imports(path))}
+    users = {
+        top_module(path) for path in CORE_MODULES if any("ipyparallel" in n for n in imports(path))
+    }
     assert users == {"cluster"}
 
 

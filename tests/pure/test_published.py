@@ -1,4 +1,4 @@
-"""Published tables: scores, rows, and the number of fitted constants."""
+"""Predictions of published tables: their errors, and the fitted rows."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NAN = float("nan")
 
 
 def header(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """Return a rank's header: it started at true time ``began`` [s]; its clock is ``ahead`` [s]."""
+    """Return the header of a rank that started at ``began``; its clock is ``ahead`` s fast."""
     return {
         "rank": rank,
         "world_size": size,
@@ -184,7 +184,7 @@ def test_wall_clocks_are_used_without_messages(tmp_path: Path) -> None:
 
 
 def test_impossible_times_are_reported(tmp_path: Path) -> None:
-    """Messages received before they were sent, in both directions."""
+    """Messages are received before they are sent, in both directions."""
     one, other = (
         [(Op.SEND, 12.0, 12.1, 1), (Op.RECV, 12.2, 12.3, 1)],
         [
@@ -255,7 +255,7 @@ def test_pid_from_another_namespace_is_not_looked_up(tmp_path: Path, here: bool)
 
 
 def record_restarted_run(folder: Path) -> Trace:
-    """Return a run whose rank 1 is killed in its second collective; two of three ranks restart."""
+    """Return a run in which rank 1 is killed after a collective, and two of three ranks restart."""
     calls = [(Op.ALL_REDUCE, 11.0, 11.1), (Op.ALL_REDUCE, 12.0, None)]
     for rank in range(3):
         path = write(
@@ -344,7 +344,7 @@ def test_remote_hang_is_reported_but_ranks_continue(tmp_path: Path) -> None:
         run.interrupt()
 
 
-def test_hang_within_the_clock_error_does_not_raise(
+def test_hang_does_not_raise_if_the_clock_offset_is_unknown(
     tmp_path: Path,
 ) -> None:
     write_waiting_rank(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""``distkit replay`` opens a saved trace without torch and Jupyter."""
+"""``distkit replay`` opens a saved trace without torch or Jupyter."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from distkit.cli import main
 from distkit.events import Event, Op, State
 from distkit.trace.trace import Trace
 
-#: Runs the command line without torch, Jupyter and the plotting packages.
+#: Runs the command line without torch, Jupyter or the plotting packages.
 WITHOUT_TORCH = """if True:
     import sys
 

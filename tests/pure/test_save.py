@@ -1,4 +1,4 @@
-"""Pictures for slides: every view as SVG, on a white or a dark background."""
+"""Views saved as SVG for slides, in light or dark colors."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path

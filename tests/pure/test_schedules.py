@@ -134,7 +134,7 @@ def test_no_all_reduce_beats_the_lower_bounds(algorithm: Algorithm) -> None:
 # -- the catalog --------------------------------------------------------------------------
 
 
-def test_catalog_is_displayed_as_a_table() -> None:
+def test_catalog_is_displayed_as_a_table_and_unknown_names_raise() -> None:
     import distkit as dk
 
     assert dk.algorithms.ALL_REDUCES is ALL_REDUCES

@@ -42,7 +42,7 @@ def all_reduce(n, begins, end):
 
 
 def with_clock_errors(events, clock_errors, error):
-    """Return the trace with clock errors on each host but the first."""
+    """Return the trace of the events, with these clock errors by host."""
     clocks = {host: {"ahead": 5.0, "error": error} for host in clock_errors}
     shifted = [
         Event(

@@ -156,8 +156,10 @@ def test_pipeline_bubble_equals_the_formula(order: str, stages: int, microbatche
 @example(p=4, m=2, v=1)
 @example(p=4, m=2, v=2)
 @settings(max_examples=25)
-def test_interleaving_shrinks_the_bubble(order: str, p: int, m: int, v: int) -> None:
-    """This includes fewer micro-batches than ranks."""
+def test_bubble_with_several_stages_per_rank_equals_the_formula(
+    order: str, p: int, m: int, v: int
+) -> None:
+    """The examples include fewer micro-batches than ranks."""
     assume(m % max(1, m // p) == 0)
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(FREE), order=order, chunks=v)
     assert trace.seconds / (3 * m) - 1 == pytest.approx(PIPELINES[order].bubble_ratio(p, m, v))

@@ -56,7 +56,7 @@ def test_ranks_are_assigned_in_blocks() -> None:
         (4, None, "", "[1]", "not a JSON object"),
     ],
 )
-def test_invalid_site_raises(
+def test_invalid_request_raises(
     ranks: int, hosts: dict[str, int] | None, engines: str, site: str, expected: str
 ) -> None:
     with pytest.raises(StartError) as caught:

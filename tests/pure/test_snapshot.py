@@ -37,7 +37,7 @@ def test_slow_drawing_does_not_replace_a_newer_one() -> None:
     state[0] = "new"
     quick = threading.Thread(target=snapshot.refresh)
     quick.start()
-    quick.join(0.1)  # it may have finished or not
+    quick.join(0.1)  # it may or may not have finished
     finish.set()
     slow.join(10)
     quick.join(10)

@@ -20,8 +20,8 @@ def row(ranks: int, batch: int, compute: float, sync: float, step: float) -> dic
 def test_epoch_is_shorter_above_the_break_even_point(n: int, compute: float, sync: float) -> None:
     one, many = cost.epoch(1000, 10, 1, compute), cost.epoch(1000, 10, n, compute, sync)
     assert one / many == pytest.approx(cost.speedup(n, compute, sync))
-    least = cost.break_even(compute, sync)
-    assert (many < one) == (n > least) or n == pytest.approx(least)
+    break_even = cost.break_even(compute, sync)
+    assert (many < one) == (n > break_even) or n == pytest.approx(break_even)
 
 
 @given(RANKS, SECONDS, SECONDS, SECONDS)

@@ -111,7 +111,7 @@ class Queue(RuleBasedStateMachine):
 TestQueue = Queue.TestCase
 
 
-@pytest.mark.parametrize("bound", [2, 1000])  # split over the servers, or not
+@pytest.mark.parametrize("bound", [2, 1000])  # split across the servers, or not
 def test_rescheduled_function_pushes_once(bound: int) -> None:
     cluster = InProcess(workers=3, servers=2, mode="dist_async", bound=bound)
     dead, replacement, reader = (cluster.store(rank) for rank in range(3))
@@ -145,7 +145,7 @@ def test_rescheduled_function_pushes_once(bound: int) -> None:
         (MinSizePartitioner(4, 10), (6, 1), [6, 1]),
         (MinSizePartitioner(1024, 10), (6, 1), [1, 1]),
         (MinSizePartitioner(), (1 << 20,), [1]),
-        (MinSizePartitioner(24 << 10, 8), (128, 128), [3, 1]),  # of 21.3 KiB, as in TensorFlow
+        (MinSizePartitioner(24 << 10, 8), (128, 128), [3, 1]),  # 21.3 KiB each, as in TensorFlow
         (MaxSizePartitioner(4), (6, 1), [6, 1]),
         (MaxSizePartitioner(4, 2), (6, 1), [2, 1]),
         (MaxSizePartitioner(1024), (6, 1), [1, 1]),

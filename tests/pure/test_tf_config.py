@@ -1,4 +1,4 @@
-"""``TF_CONFIG``: errors of each field, and the position in a cluster."""
+"""``TF_CONFIG``: invalid fields, and the position in a cluster."""
 
 from __future__ import annotations
 

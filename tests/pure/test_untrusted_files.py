@@ -25,7 +25,7 @@ REPLACED = {"node": 2, "name": "server 0", "how": "killed", "time": 4711.26}
 
 def with_all_fields(trace: Trace, **fields: Any) -> Trace:
     """Return the trace with a value in each field of its info."""
-    facts = {
+    values = {
         "groups": {"world": [0, 1], "1": [0, 1]},
         "dropped": {"0": 3, "notebook": 2},
         "without_values": {"1": 4},
@@ -46,7 +46,7 @@ def with_all_fields(trace: Trace, **fields: Any) -> Trace:
         attributes={"function": "add"},
         match="3",
     )
-    return Trace([*trace.events, touch], traces.info(trace.info, **{**facts, **fields}))
+    return Trace([*trace.events, touch], traces.info(trace.info, **{**values, **fields}))
 
 
 FILES = [
@@ -96,7 +96,7 @@ def write(path: Path, lines: list[Any]) -> Path:
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return the paths to all nested values."""
+    """Generate the paths to a value and to all values nested in it."""
     yield path
     if isinstance(value, (dict, list)):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -121,7 +121,7 @@ def damage(lines: list[Any], rng: random.Random) -> None:
 
 
 def use(trace: Trace, folder: Path) -> None:
-    """Use every feature of a trace."""
+    """Diagnose, convert, save, load and draw the trace."""
     assert repr(trace)
     trace.diagnose()
     trace.to_dataframe()

@@ -213,7 +213,7 @@ def test_unwatched_run_names_the_remedy() -> None:
 
 @pytest.fixture
 def recording():
-    """Record this process as rank 0; return a function that stops and returns the trace."""
+    """Record this process as rank 0; return a function that returns the trace."""
     rec = Recorder(0)
     recorder.set_current(rec)
     yield lambda: Trace(to_table(0, rec.drain()), traces.info(world_size=1))

@@ -45,12 +45,12 @@ class Page(HTMLParser):
         return json.loads(inflate(self.data[f"{view}{run}"]["json"]))
 
     def length(self, name):
-        """Return the length of one of the arrays of the timeline."""
+        """Return the length of one of the timeline's arrays."""
         return {part: n for part, _, n in self.picture()["columns"]["parts"]}[name]
 
     @property
     def views(self):
-        """Return the views of each run by name."""
+        """The names of the views, each followed by the index of its run."""
         return [id for key, id in self.attributes if key == "data-picture"]
 
 
@@ -141,7 +141,7 @@ def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
 def test_page_loads_no_external_resource(tmp_path):
     text = to_html(ping_pong(), tmp_path / "run.html").read_text(encoding="utf-8")
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text)) - {"https://d3js.org"}
-    # names of namespaces are not loaded
+    # XML namespaces are not loaded
     assert not {a for a in addresses if not a.startswith("http://www.w3.org/")}
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"'](?!data:,)", text)
     assert "@import" not in text

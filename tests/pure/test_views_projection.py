@@ -271,7 +271,7 @@ def test_operation_on_a_gpu_has_its_device_time_and_memory():
 
 
 def unpacked(picture):
-    """Decode columns like the browser: bars and arrows by id, with times and collective_of."""
+    """Decode columns as the browser does; return the bars by id, the arrows and the arrays."""
     columns, arrays, at = picture["columns"], {}, 0
     for name, kind, length in columns["parts"]:
         size = length * int(kind[1])

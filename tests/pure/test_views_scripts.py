@@ -77,6 +77,6 @@ def test_javascript_unit_tests_pass(tmp_path):
 
 
 def timelines():
-    """Return timelines for the browser, with their arrays encoded as text."""
+    """Return the theme, and the packed timeline of each demo."""
     bulk = {name: packed(Columns(make(), 10_000)) for name, make in DEMOS.items()}
     return {"theme": theme(), "bulk": bulk}

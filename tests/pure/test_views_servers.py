@@ -52,7 +52,7 @@ class RecordedServer:
     def record_as(self, node):
         recorder.set_current(self.recorders[node])
 
-    def ask(self, worker, kind, *fields):
+    def handle_request(self, worker, kind, *fields):
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.record_as(worker)
@@ -73,15 +73,15 @@ class RecordedServer:
 
     def init(self, key="w"):
         for worker in reversed(range(self.workers)):
-            self.ask(worker, Init, key, (2,), "float32", None if worker else ONE)
+            self.handle_request(worker, Init, key, (2,), "float32", None if worker else ONE)
 
     def push(self, worker, key="w"):
-        return self.ask(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
+        return self.handle_request(worker, Push, key, (2,), self.pulled.get(worker, 0), ONE)
 
     def pull(self, worker, key="w"):
-        return self.ask(worker, Pull, key)
+        return self.handle_request(worker, Pull, key)
 
-    def trace(self, **facts):
+    def trace(self, **fields):
         events = [e for r in self.recorders for e in recorder.to_table(r.rank, r.drain())]
         roles = traces.names(*["worker"] * self.workers, "server")
         rule = self.server.rule
@@ -99,7 +99,7 @@ class RecordedServer:
                 Event(99, 2 * worker + 1, Op.SEND, State.COMPLETED, at + 0.1, **registration),
                 Event(worker, 999, Op.REGISTER, State.COMPLETED, at + 0.2, **registration),
             ]
-        return Trace(events, traces.info(ranks=roles, **facts))
+        return Trace(events, traces.info(ranks=roles, **fields))
 
 
 def record_server(workers, rule, steps=()):
@@ -123,7 +123,7 @@ def version(run, time, server=None, key="w"):
 
 
 def waiting_gradients(run, time):
-    """Return worker and version of the gradients in all inboxes."""
+    """Return the worker and the version of each gradient in an inbox."""
     spans = ((g.arrived, g.applied, g) for g in run.history.gradients)
     return [(g.node, g.version) for g in at_time(spans, time)]
 
@@ -140,12 +140,10 @@ def status(run, time):
 
 
 def keyframes(run, kind):
-    """Return the keyframes of a kind."""
     return [keyframe for keyframe in run.keyframes if keyframe.kind == kind]
 
 
 def details(run, kind):
-    """Return the details of the keyframes of a kind."""
     return [keyframe.details for keyframe in keyframes(run, kind)]
 
 
@@ -322,7 +320,7 @@ def test_messages_in_flight_do_not_cover_each_other() -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 10**6), max_size=30))
 def test_any_subset_of_events_can_be_drawn(cuts) -> None:
-    """Draw any subset of the events, as during a live run."""
+    """Any event may be missing during a live run."""
     trace = traces.parameter_server()
     cut = {c % len(trace) for c in cuts}
     rest = Trace([e for i, e in enumerate(trace) if i not in cut], trace.info)

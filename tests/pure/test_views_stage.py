@@ -38,8 +38,8 @@ def send(s, src, dst, at, payload, size=8):
     s.op(dst, Op.RECV, at * MS, (at + 1) * MS, peer=src, nbytes=size, after=before)
 
 
-def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, calls=1, **facts):
-    """Return the events of ``dk.algorithms.ring_all_reduce``, with real values."""
+def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, calls=1, **fields):
+    """Return a trace of ``dk.algorithms.ring_all_reduce``, with real values."""
     s, members, at = Script(), members or list(range(n)), 0
     for _ in range(calls):
         have = [[values(r, c) for c in range(n)] for r in range(n)]
@@ -72,7 +72,7 @@ def all_reduce_ring(n, adds=True, recorded=True, group="world", members=None, ca
                 added = [x + y for x, y in zip(have[b][c], payload, strict=True)]
                 have[b][c] = added if round_.reduce and adds else payload
             at += 1
-    return s.trace(**{"world_size": max(members) + 1, "groups": {group: members}, **facts})
+    return s.trace(**{"world_size": max(members) + 1, "groups": {group: members}, **fields})
 
 
 def pieces_at(picture, time, by="time"):
@@ -172,8 +172,8 @@ def test_ring_without_the_reduction_is_not_drawn_as_reducing():
 def test_ring_like_messages_are_not_a_ring():
     assert find_all_reduces(ring()) == []  # its values are arbitrary
     assert not any(  # two ranks may just exchange tensors
-        find_all_reduces(all_reduce_ring(2, **facts))
-        for facts in (
+        find_all_reduces(all_reduce_ring(2, **fields))
+        for fields in (
             {},
             {"simulated": True},
             {"groups": {"world": []}},

@@ -88,7 +88,7 @@ def test_message_compares_sent_and_received_values() -> None:
     assert {"sends to rank 1", "receives from rank 0"} <= {*shapes(trace, "text")}
 
 
-def test_operations_follow_those_that_their_ranks_finished_before() -> None:
+def test_operations_are_drawn_after_those_that_their_ranks_had_finished() -> None:
     s, two = Script(), summary([1, 2])
     kind = dict(nbytes=8, shape=(2,), dtype="float32", before=two, after=two)
     s.op(0, Op.BROADCAST, 5 * MS, 6 * MS, peer=1, **kind)  # rank 0 enters late
