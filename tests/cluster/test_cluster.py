@@ -92,8 +92,7 @@ def test_unmodified_ddp_script_is_recorded(
 
 def test_unmodified_fsdp2_script_is_recorded(usable: dk.Cluster) -> None:
     trace = usable.run(SCRIPTS / "train_fsdp2.py").trace
-    ops = {s.op for s in trace.spans}
-    assert {Op.ALL_GATHER, Op.REDUCE_SCATTER} <= ops
+    assert {Op.ALL_GATHER, Op.REDUCE_SCATTER} <= {s.op for s in trace.spans}
     assert all(s.state is State.COMPLETED for s in trace.spans)
     gathers = [s for s in trace.spans if s.op is Op.ALL_GATHER and s.rank == 0]
     assert len(gathers) >= 4  # two layers, forward and backward

@@ -123,8 +123,7 @@ def test_thread_from_an_interrupted_run_does_not_affect_the_next(
     usable.interrupt()
     with pytest.raises(dk.errors.RunInterrupted):
         run.wait(10)
-    later = usable.run(time.sleep, 0.7)
-    assert len(later.trace) == 0
+    assert len(usable.run(time.sleep, 0.7).trace) == 0
 
 
 def receive_one_message_too_many() -> None:

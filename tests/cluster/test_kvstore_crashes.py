@@ -156,8 +156,7 @@ def die_before_reply(mode: str, on_crash: str, folder: str) -> None:
 def test_push_accepted_before_a_crash_is_not_shown_as_rejected(cluster, tmp_path) -> None:
     with pytest.warns(dk.errors.CommunicationWarning, match="1 exited"):
         run = cluster.run(die_before_reply, "dist_sync", "replace", str(tmp_path))
-    picture = draw(run.trace)
-    assert not any("refused" in notice for notice in picture["notices"])
+    assert not any("refused" in notice for notice in draw(run.trace)["notices"])
 
 
 # -- replacement during a run ----------------------------------------------------------

@@ -44,8 +44,7 @@ def test_hosts_are_isolated(hosts: Laboratory) -> None:
     for host in hosts.hosts:
         assert run_shell(hosts, host, "hostname") == host != here
         run_shell(hosts, host, f"echo {host} | tee /dev/shm/who /tmp/who /run/who")
-        addresses = run_shell(hosts, host, "cat /proc/net/fib_trie")
-        assert hosts.address(host) in addresses
+        assert hosts.address(host) in run_shell(hosts, host, "cat /proc/net/fib_trie")
         assert run_shell(hosts, host, "ls /sys/class/net").split() == ["eth0", "lo"]
     for host in hosts.hosts:
         assert set(run_shell(hosts, host, "cat /dev/shm/who /tmp/who /run/who").split()) == {host}

@@ -232,8 +232,7 @@ def test_canceled_pending_job_raises(head: Head, slurm: Laboratory) -> None:
     stage = head.wait_for(lambda message: "PENDING" in message.get("stage", ""))["stage"]
     assert stage == "waiting for slurm (PENDING BeginTime): 0 of 2 have connected"
     run_shell(slurm, "head", "scancel --name=distkit")
-    last = head.wait()
-    assert "is CANCELLED" in last["error"]
+    assert "is CANCELLED" in head.wait()["error"]
 
 
 def test_pending_job_ends_with_its_kernel(lab: Laboratory, home: Path, slurm: Laboratory) -> None:
@@ -250,8 +249,7 @@ def test_unreachable_node_is_named(head: Head, slurm: Laboratory) -> None:
     assert "error" not in head.run("create(lambda: dk.Cluster(6, engines='slurm'))")
     head.start("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     slurm.cut("gamma")
-    last = head.wait()
-    assert "gamma is lost, together with ranks 4 and 5" in last["error"]
+    assert "gamma is lost, together with ranks 4 and 5" in head.wait()["error"]
     slurm.restore()
     head.run("cluster.stop()")
 

@@ -61,8 +61,7 @@ def test_functions_run_on_workers_and_return_results(cluster) -> None:
         ]
         coordinator.join()
         assert coordinator.done()
-        doubled = coordinator.schedule(lambda v: 2 * v, (values[3],))
-        assert doubled.get() == 36
+        assert coordinator.schedule(lambda v: 2 * v, (values[3],)).get() == 36
         return coordinator.fetch({"all": values}), model.weight.tolist()
 
     run = cluster.run(train, ParameterServerStrategy(FixedShardsPartitioner(2)))

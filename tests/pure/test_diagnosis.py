@@ -413,8 +413,7 @@ def test_shape_mismatch_that_crashes_a_rank_is_explained():
 
 
 def test_equal_element_counts_are_accepted():
-    programs = [[send(1, 3, shape=(1, 3))], [recv(0, 7)]]
-    assert diagnose(Simulation(programs).run().live()) == []
+    assert diagnose(Simulation([[send(1, 3, shape=(1, 3))], [recv(0, 7)]]).run().live()) == []
 
 
 # -- collectives ----------------------------------------------------------------------

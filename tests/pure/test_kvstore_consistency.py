@@ -116,8 +116,7 @@ def test_halt_applies_complete_rounds() -> None:
     store.push(0)
     store.pull(0)
     assert kill_worker(store, 1) == []
-    responses = store.push(2)
-    assert [(a.node, a.version) for a in responses] == [(2, 1), (0, 1)]
+    assert [(a.node, a.version) for a in store.push(2)] == [(2, 1), (0, 1)]
     with_backup = AddingStore(Synchronous(backup=1))
     with_backup.push(0)
     with_backup.pull(0)

@@ -25,8 +25,7 @@ def test_clients_without_the_secret_are_rejected() -> None:
 
 
 def test_failures_are_reported() -> None:
-    reply = probe.Probe().handle({"do": "reach", "address": "x"})
-    assert reply["error"].startswith("TypeError: ")
+    assert probe.Probe().handle({"do": "reach", "address": "x"})["error"].startswith("TypeError: ")
     closed = socket.create_server(("127.0.0.1", 0))
     port = closed.getsockname()[1]
     closed.close()

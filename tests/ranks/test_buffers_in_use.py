@@ -82,8 +82,7 @@ HARMLESS: dict[str, Use] = {
 
 def test_unrelated_operations_are_not_reported() -> None:
     # a warning would be an error here
-    run = dk.run_ranks(use_while_receiving, 2, *HARMLESS.values())
-    assert early_uses(run) == []
+    assert early_uses(dk.run_ranks(use_while_receiving, 2, *HARMLESS.values())) == []
 
 
 def test_buffer_use_under_another_mode_is_reported() -> None:

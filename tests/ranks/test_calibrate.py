@@ -43,8 +43,7 @@ def test_calibration_is_a_network_for_the_simulator(machine: MeasuredNetwork) ->
     n = machine.n
     times = [dk.simulation.finish_times("ring", n, 4 * k, machine).max() for k in (1, 1 << 26)]
     assert 0 < times[0] < times[1]
-    trace = dk.simulation.simulate("tree", n, 4096, machine)
-    assert len(trace.messages) == 2 * (n - 1)
+    assert len(dk.simulation.simulate("tree", n, 4096, machine).messages) == 2 * (n - 1)
     with pytest.raises(ValueError, match=rf"the network \(measured\) has {n} ranks, not 5"):
         dk.simulation.simulate("ring", 5, 4, machine)
     with pytest.raises(ValueError, match="17 concurrent transfers were not measured"):

@@ -195,6 +195,5 @@ def test_updates_and_values_are_in_the_trace(nodes: Nodes) -> None:
     assert (update.before.values, update.after.values) == ((0,) * 4, (-3,) * 4)
     pulls = [s for s in trace.spans if s.op is Op.PULL]
     assert [p.after.values for p in pulls] == [(-3,) * 4] * 3
-    barriers = {s.match for s in trace.spans if s.op is Op.BARRIER}
-    assert len(barriers) == 1
+    assert len({s.match for s in trace.spans if s.op is Op.BARRIER}) == 1
     assert {s.state for s in trace.spans} == {State.COMPLETED}

@@ -38,8 +38,7 @@ def test_run_can_be_repeated() -> None:
     assert dk.run_ranks(draw_numbers, 3, seed=7).results[:2] == first.results
     assert first.results[0] != first.results[1]
     unseeded = dk.run_ranks(draw_numbers, 2)
-    repeated = dk.run_ranks(draw_numbers, 2, seed=unseeded.trace.info.seed)
-    assert repeated.results == unseeded.results
+    assert dk.run_ranks(draw_numbers, 2, seed=unseeded.trace.info.seed).results == unseeded.results
 
 
 # -- the environment -------------------------------------------------------------

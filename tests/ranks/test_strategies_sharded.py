@@ -77,8 +77,7 @@ def test_sharded_strategy_equals_one_process(kind, ranks: int, average: bool) ->
 
 def test_all_messages_go_through_rank_0() -> None:
     run = run_ranks(train, 3, CentralStorageStrategy())
-    ops = {s.op for s in run.trace.spans}
-    assert {Op.REDUCE, Op.BROADCAST} <= ops
+    assert {Op.REDUCE, Op.BROADCAST} <= {s.op for s in run.trace.spans}
     assert all(s.nbytes == 8 for s in run.trace.spans if s.op is Op.ALL_REDUCE)  # losses
 
 

@@ -259,8 +259,7 @@ def test_hang_that_exceeds_torchs_timeout_is_explained() -> None:
 
 
 def test_script_attaches_itself() -> None:
-    output = run(*TWO, "train.py", script=ATTACHES, status=1)
-    assert "ValueError: on purpose" in output
+    assert "ValueError: on purpose" in run(*TWO, "train.py", script=ATTACHES, status=1)
     assert len([*Path("here").glob("*.rank")]) == 2
     trace = Trace.load("here")
     assert trace.info.ends[1].text == "ValueError: on purpose"
