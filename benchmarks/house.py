@@ -42,8 +42,8 @@ LINES = {
     "companions/distkit_simulation": Line(1_316, 1_400),
     "companions/distkit_strategies": Line(1_691, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_690, 16_000),
-    "tests/stress": Line(3_578, 4_000),
+    "tests": Line(16_677, 16_000),
+    "tests/stress": Line(3_577, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
 #: Folders that are not part of the product.
@@ -52,7 +52,7 @@ NON_PRODUCT = ("tests", "benchmarks")
 TOTALS = {
     "all of distkit": Line(14_439, 15_000),
     "the whole product": Line(24_899, 25_000),
-    "lines of JavaScript": Line(4_012, 4_300),
+    "lines of JavaScript": Line(4_011, 4_300),
     "files in distkit": Line(145, 150),
     "names at the top level": Line(27, 23),
 }
