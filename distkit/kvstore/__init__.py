@@ -1,7 +1,7 @@
 """The parameter server: servers hold the weights; workers pull them and push gradients.
 
 There are three roles: *workers* train, *servers* hold the weights, and one *scheduler* sends every
-node the addresses of the others. On each worker::
+node the addresses of the servers. On each worker::
 
     kv = kvstore.create("dist_sync")
     kv.init("w", w)

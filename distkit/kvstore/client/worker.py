@@ -446,8 +446,8 @@ def create(
             that arrive too late are dropped (``kv.dropped`` counts them).
         replication: number of servers that hold each value, 1 or 2. With 2, no acknowledged push
             is lost if one server crashes.
-        on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: workers that wait for
-            it get an error that names it; with ``backup`` only if too many workers have exited.
+        on_crash: for dist_sync, the effect of a worker's crash. ``"halt"``: the run ends with
+            an error that names the worker; with ``backup``, only if too many workers have exited.
             ``"continue"``: the others continue without it, with sums of fewer gradients.
             ``"replace"``: the others wait for a replacement, which a ``dk.Cluster`` starts
             immediately. It runs the function from the start and pulls the current values. With
