@@ -1,4 +1,4 @@
-"""Plans a cluster before anything starts: the number of processes, their devices, and the backend.
+"""Plans a cluster before its ranks start: the number of processes, their devices, and the backend.
 
 Planning has no side effects: it computes a plan from the machine's resources, or raises
 :class:`StartError`. The status card, the doctor and error messages quote the reasons for the plan.
@@ -248,8 +248,8 @@ def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
         return names, str(gpus.obstacle or "")
     if not names:
         reason = gpus.obstacle or (
-            "torch sees no GPU here (no driver, or a CPU build of torch). Use device='cpu' or "
-            "'auto', or install torch with CUDA."
+            "nvidia-smi lists no GPU here, or is not installed. Use device='cpu' or 'auto', or "
+            "install the NVIDIA driver."
         )
         raise StartError(f"device={device!r} was requested, but {reason}")
     if device == "cuda":

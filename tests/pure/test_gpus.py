@@ -68,7 +68,7 @@ def test_request_determines_the_backend_and_the_note(
 @pytest.mark.parametrize(
     ("ranks", "gpus", "requested", "expected"),
     [
-        (2, some_gpus(0), {"device": "cuda"}, "torch sees no GPU here"),
+        (2, some_gpus(0), {"device": "cuda"}, "nvidia-smi lists no GPU here"),
         (2, some_gpus(2), {"device": "cuda:2"}, "has cuda:0 and cuda:1. Use"),
         (2, some_gpus(1), {"device": "cuda:1"}, "has cuda:0."),
         (2, some_gpus(2), {"device": "cuda:"}, "device='cuda:' is invalid"),

@@ -91,15 +91,15 @@ def hint(error: BaseException, spec: Spec) -> str:
     """Return a remedy for torch's exception, or "" if there is none."""
     if isinstance(error, torch.OutOfMemoryError):
         return (
-            f"\n{_describe_rank(spec)}. Use smaller batches or fewer ranks. cluster.restart() "
-            "frees the memory of %%ranks cells' variables."
+            f"\n{_describe_rank(spec)} ran out of memory. Use smaller batches or fewer ranks. "
+            "cluster.restart() frees the memory of %%ranks cells' variables."
         )
     message = text(error)
     if match := _WRONG_DEVICE.search(message):
         return (
-            f"\nThe backend does not support tensors on this device. {_describe_rank(spec)} "
-            f"communicates over {spec.backend}, but this tensor is on {match[1] or 'the CPU'}: "
-            f'move it with x.to("{spec.device}").'
+            f"\nThe backend does not support tensors on this device: {_describe_rank(spec)} "
+            f"communicates over {spec.backend}, but this tensor is on {match[1] or 'the CPU'}. "
+            f'Move it with x.to("{spec.device}").'
         )
     if "invalid device ordinal" in message:
         return f"\n{_describe_rank(spec)}: use torch.device('cuda'), which is this rank's GPU."
