@@ -51,15 +51,17 @@ _cells = CellRegistry(lambda cluster: cluster.stop())
 class Cluster:
     """Real ``torch.distributed`` ranks that this notebook or script controls.
 
-    The constructor returns immediately and shows a status card; the first use waits until the
-    ranks are ready. All processes end when :meth:`stop` is called, at the end of the ``with``
-    block, when the object is garbage-collected, or when this kernel exits for any reason.
+    The constructor does not wait for the ranks; in a notebook, it shows a status card. The first
+    use waits until the ranks are ready. All processes end when :meth:`stop` is called, at the end
+    of the ``with`` block, when the object is garbage-collected, or when this kernel exits for any
+    reason.
 
     Args:
         ranks: number of ranks, default 4.
         workers: alias of ``ranks`` for clusters with parameter servers.
-        servers: number of parameter servers; if there are any, a scheduler is started too. On
-            several machines, servers are assigned round-robin, and the scheduler runs on the first.
+        servers: number of parameter servers; if there are any, a scheduler is started too. If
+            there are several machines, servers are assigned to them round-robin, and the scheduler
+            runs on the first machine.
         device: "auto" (GPUs if available), "cpu", "cuda" or "cuda:0".
         backend: "auto" (nccl if every rank has its own GPU, else gloo), "gloo" or "nccl".
         threads: torch threads per rank, or None to share the available processors equally.
@@ -156,7 +158,7 @@ class Cluster:
         The engines keep running when this cluster is stopped; a rank exits with its engine.
 
         Args:
-            cluster: an ``ipyparallel.Client``, or the name of a profile or of a cluster.
+            cluster: an ``ipyparallel.Client``, or the name of the cluster's ipyparallel profile.
             servers: number of parameter servers, on the engines' machines.
             device: see :class:`Cluster`.
             backend: see :class:`Cluster`.
@@ -250,7 +252,10 @@ class Cluster:
         seed: int | None = None,
         **kwargs: Any,
     ) -> Run:
-        """Like :meth:`run`, but return without waiting; the run's ``wait()`` blocks."""
+        """Like :meth:`run`, but return once the run has started.
+
+        ``run.wait()`` waits until it has finished.
+        """
         return self._submit(fn, args, kwargs, wait_forever=wait_forever, seed=seed)
 
     def execute(
@@ -265,7 +270,7 @@ class Cluster:
         """Run source code on the ranks, as ``%%ranks`` does; variables persist between calls.
 
         ``torch``, ``dist``, ``rank`` and ``world_size`` are predefined. If the code ends with an
-        expression, its value is printed and returned in ``results``.
+        expression, its value is printed, unless it is None, and stored in the run's ``results``.
 
         Args:
             source: Python code, as in a notebook's cell.
@@ -379,6 +384,7 @@ class Cluster:
         """Wait until all ranks are ready.
 
         Raises:
+            StoppedError: the cluster was stopped.
             StartError: the ranks could not be started.
             RunStopped: the wait was interrupted; the ranks continue to start.
         """
@@ -410,7 +416,8 @@ class Cluster:
         """Kill a process on any machine with SIGKILL and wait for it to exit.
 
         Args:
-            name: the process's name on the status card: "rank 1", "server 0", "scheduler".
+            name: the process's name on the status card, such as "rank 1", "worker 1", "server 0" or
+                "scheduler".
 
         Raises:
             ClusterError: the process does not exist, or is not running.

@@ -26,7 +26,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Pickle a call, or the path of a script with its arguments.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is neither a function nor a path, or a script got keyword arguments.
         FileNotFoundError: the script does not exist.
         NotPicklableError: the call cannot be pickled; the message names the object.
     """

@@ -47,7 +47,7 @@ class Supervisor:
         self.ranks: Ranks | None = None  # of the current run
         self.engines: Engines | None = None
         self.ready = threading.Event()
-        # the latest run has ended, and its processes have exited
+        # set once the latest run has ended and its processes, except engines, have been killed
         self.run_ended = threading.Event()
         self.closed = False
         self._engines_lock = threading.Lock()

@@ -125,7 +125,7 @@ def kill_children(exclude: Container[int] = ()) -> None:
 
 
 def kill_all_children() -> None:
-    """Kill all children, including those adopted meanwhile; wait up to ``END_TIMEOUT`` [s]."""
+    """Kill all children, including those adopted meanwhile; wait up to ``END_TIMEOUT`` seconds."""
     deadline = time.monotonic() + END_TIMEOUT
     with suppress(ChildProcessError):  # no children are left
         while time.monotonic() < deadline:

@@ -87,7 +87,7 @@ class Child:
         self.channel.listen(callback, self._on_channel_closed)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback(status)`` once, from another thread, when the process has exited.
+        """Call ``callback(status)`` once, from any thread, when the process has exited.
 
         All its messages have been handled by then.
         """

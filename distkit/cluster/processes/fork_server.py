@@ -135,7 +135,7 @@ class ForkServer:
     ) -> None:
         """Fork a child that calls ``target`` ("module:function") with its lifeline and arguments.
 
-        ``arguments`` are pickled by the kernel.
+        ``arguments`` was pickled by the kernel.
         """
         kwargs = pickle.loads(arguments)  # here, so that all children share the imported modules
         gc.collect()

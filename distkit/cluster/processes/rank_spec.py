@@ -36,7 +36,7 @@ class Spec:
         backend: "gloo" or "nccl", never "auto".
         device: torch's name of a device, never "auto".
         threads: torch's intra-op thread count.
-        store: name of the store for the rendezvous.
+        store: prefix of the names of the rendezvous stores.
         environ: environment variables.
         path: ``sys.path``.
         cwd: working folder.

@@ -67,8 +67,8 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
     concurrent starts may collide. CURVE authenticates the connections, and every message is signed
     with an HMAC key.
 
-    ``period`` is the heartbeat period [ms]: an engine is registered after its first heartbeat.
-    ``misses`` is the number of heartbeats that an engine may miss.
+    ``period`` is the heartbeat period [ms]. It should be short, because an engine is registered
+    only after its first heartbeat. ``misses`` is the number of heartbeats that an engine may miss.
     """
     from ipyparallel.controller.app import IPController
 
@@ -180,7 +180,7 @@ def node(lifeline: Channel, node: Any, folder: str, recording: bool) -> None:
     service = kvstore.Service(node)
 
     def handle_command(command: str | tuple[Any, ...]) -> None:
-        if isinstance(command, tuple):  # a worker has exited
+        if isinstance(command, tuple):  # a node has exited
             service.handle_departure(*command[1:])
             return
         flusher.flush()

@@ -299,7 +299,7 @@ class Conductor:
             traceback.print_exc(file=sys.__stderr__)
             self.error = RunError(
                 f"internal error in distkit while it ran {self.name} "
-                f"({type(error).__name__}: {error}). Its ranks were killed. Please report this bug."
+                f"({type(error).__name__}: {error}). The ranks were killed. Please report this bug."
             )
             self._kill_ranks(controller, self.waiting)
         finally:

@@ -42,7 +42,7 @@ SIGINT = "signal SIGINT"
 #: Control characters except for tabs, newlines and colors; surrogates, which UTF-8 cannot encode.
 _UNPRINTABLE = re.compile(r"(?!\x1b\[[0-9;]*m)[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
-#: Files of frames between a rank and the user's function or script.
+#: Path prefixes of the frames that call the user's function or script.
 _RANK_FILES = (str(Path(__file__).parents[1]), runpy.run_path.__code__.co_filename)
 
 #: File, line number, function and source of a frame.
@@ -106,7 +106,7 @@ class Outcome:
 
 
 class Released(BaseException):
-    """Raised in a program that is released after another rank's failure or an interrupt."""
+    """Raised in a cell that is released after another rank's failure or an interrupt."""
 
 
 def describe(error: BaseException, *, released: bool, hint: str = "") -> Failure:

@@ -1,7 +1,7 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
-Unlike torchrun, ranks are forked from a process that has already imported torch, so a run starts
-fast. The ranks exit with the run, together with their children.
+Unlike with torchrun, ranks are forked from a process that has already imported torch, so a run
+starts fast. The ranks exit with the run, together with their children.
 """
 
 from __future__ import annotations

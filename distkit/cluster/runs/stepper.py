@@ -76,7 +76,7 @@ class Stepper:
         self._changed = self._conductor.changed
         self._graph = WaitForGraph(len(run.ranks), noun=self._conductor.live.info.rank_noun)
         self._event_counts: Counter[int] = Counter()  # number of events of each rank
-        self._resume_counts: dict[int, int] = {}  # that number when each rank was resumed
+        self._resume_counts: dict[int, int] = {}  # number of a rank's events when it was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
         self._paused = False  # the program is at the latest moment
         self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
