@@ -132,7 +132,7 @@ def ticks(first: float, last: float) -> Iterator[tuple[float, str]]:
 
 
 def _short(x: float) -> str:
-    """Format a number with three significant digits, without trailing zeros."""
+    """Format a number of 100 or more as an integer, and others to three significant digits."""
     if abs(x) >= 100:
         return f"{x:.0f}"
     return f"{x:.3g}"

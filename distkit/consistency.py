@@ -5,15 +5,16 @@ The functions have no side effects.
 =============  =======================================  =====================================
 model          an update applies                        a pull waits for
 =============  =======================================  =====================================
-synchronous    the sum of one gradient of each worker   the workers missing from this round
-backup b       the first N − b gradients of a round;    as above, except late workers
+synchronous    the sum of one gradient per worker       the workers missing from this round
+backup b       the first N − b gradients of a round;    as above, until N − b have arrived
                late ones are dropped
 asynchronous   each gradient as it arrives              no worker
 bounded s      each gradient as it arrives              workers more than s gradients behind
 =============  =======================================  =====================================
 
-With ``s = 0`` no worker runs ahead; ``s = ∞`` is asynchronous. A worker's *clock* counts its
-gradients of a key. The server, the simulation, the diagnosis and the Servers view use these rules.
+N is the number of workers. With ``s = 0`` no worker runs ahead; ``s = ∞`` is asynchronous. A
+worker's *clock* counts its gradients of a key, and any rounds that it has missed. The server, the
+simulation, the diagnosis and the Servers view use these rules.
 
 Sources: Li et al., 2014; Chen et al., Revisiting distributed synchronous SGD, 2016 (backup
 workers); Ho et al., More effective distributed ML via a stale synchronous parallel parameter
@@ -29,7 +30,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model in which an update applies a gradient of every worker but the ``backup`` slowest.
+    """A model in which an update applies a gradient from all workers except the ``backup`` slowest.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -67,15 +68,17 @@ class Synchronous:
     ) -> set[int]:
         """Return the workers that a pull waits for; ``clock`` is the pulling worker's clock.
 
-        These are the workers missing from the round, until the pulling worker's gradients are
-        applied.
+        These are the workers missing from the current round, or none once the pulling worker's
+        gradients have been applied.
         """
         return set() if version >= self.required_clock(clock) else set(members).difference(arrived)
 
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """A model in which each gradient is an update, and pulls wait for workers too far behind.
+    """A model in which each gradient is an update.
+
+    If ``staleness`` is set, pulls wait for workers that are too far behind.
 
     >>> Asynchronous(staleness=3).awaits(5, 9, (), members={0, 1, 2}, clocks={0: 5, 1: 2, 2: 1})
     {2}

@@ -138,10 +138,10 @@ class Plan:
     def rows(self, step: int, replica: int) -> Sequence[int]:
         """Return a replica's samples in a step (0, 1, …), or none after its last sample.
 
-        ::
+        In step k, replica r of R, with batch size b, uses::
 
             DATA        rows r, r + R, r + 2R, … of global batch k
-            FILE, OFF   rows k·b … (k + 1)·b - 1 of the replica's samples, if b is its batch size
+            FILE, OFF   rows k·b … (k + 1)·b − 1 of the replica's samples
         """
         batch, size = self.global_batch, self.batch_sizes[replica]
         if self.policy is AutoShardPolicy.DATA:
@@ -241,8 +241,8 @@ class DistributedDataset:
     """An iterable over one replica's part of each global batch, for any dataset.
 
     Every replica runs the same number of steps; a replica without samples gets batches of 0 rows.
-    The parts of a step add up to the global batch. With the policy DATA, their union is the batch
-    of a single process that reads the data in the same order.
+    The parts of a full step add up to the global batch. With the policy DATA, their union is the
+    batch of a single process that reads the data in the same order.
 
     Args:
         data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,

@@ -79,9 +79,9 @@ class State(_StringEnum):
 
     SCHEDULED = "scheduled"  # called by the user's code
     STARTED = "started"  # passed to the backend
-    BLOCKED = "blocked"  # the rank's thread waits for it; recorded for long waits only
+    BLOCKED = "blocked"  # the rank's thread waits for it; recorded after 0.1 s (at once if stepped)
     COMPLETED = "completed"  # the output tensors have their new values
-    FAILED = "failed"  # raised an error, or was released by closing its connections
+    FAILED = "failed"  # raised an error, or was abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +205,13 @@ class CallRecord:
     mark                             ``label``: the text passed to ``mark``
     mark of ``watch_gradients``      ``watched`` ("gradient", "reference", "weights" or "step"), and
                                      the parameter's ``name`` or the weights' ``checksum`` and the
-                                     ``norms`` of the ``layers``, which only the first such mark has
+                                     ``norms`` of the layers, whose names (``layers``) are only in
+                                     the first such mark
     mark of a destroyed group        ``destroyed``: the group; ``open``: its calls not waited for
     mark of a server's update        ``key``, the new ``version``, the ``workers`` whose gradients
                                      it applies, and how ``late`` each gradient is, in updates
     collective                       ``reduction`` (unless sum), ``gradients`` (True: sent by a
-                                     backward pass), ``function`` (``broadcast_object_list`` …)
+                                     backward pass), ``function`` (``broadcast_object_list`` …),
                                      ``sends``, ``receives`` (rows of an all_to_all to and from
                                      each rank, if they are uneven)
     new_group                        ``members`` (unless all); ``lost``: number of groups with these
@@ -228,7 +229,7 @@ class CallRecord:
                                      ``stack``: the call stack as source lines, innermost first
     any, captured in a CUDA graph    ``captured`` (True); values are not recorded
     any, on a GPU                    ``device`` ("cuda:0"); ``stream``, its number; ``memory``: the
-                                     bytes that the rank's tensors occupy there; once completed
+                                     bytes that the rank's tensors occupy there; once completed,
                                      ``device_seconds``: the operation's time on the GPU
     ===============================  ============================================================
     """
@@ -255,7 +256,8 @@ class CallRecord:
 class Event(CallRecord):
     """One state transition of one operation on one rank.
 
-    ``summary`` describes the values of its tensor. For the other fields, see :class:`CallRecord`.
+    ``summary`` describes the values of the operation's tensor. For the other fields, see
+    :class:`CallRecord`.
 
     >>> e = Event(0, 0, Op.SEND, State.STARTED, 0.5, peer=1, nbytes=8, shape=(2,))
     >>> str(e.op), e.peer
@@ -274,8 +276,8 @@ class Span(CallRecord):
     """One operation from start to completion, derived from its events.
 
     ``start`` is the time when the operation was passed to the backend; until then, the time of the
-    call. ``end`` is None until it completes. ``before`` and ``after`` summarize the tensor's values
-    at start and end. For the other fields, see :class:`CallRecord`.
+    call. ``end`` is None until it completes or fails. ``before`` and ``after`` summarize the
+    tensor's values at start and end. For the other fields, see :class:`CallRecord`.
     """
 
     end: float | None = None

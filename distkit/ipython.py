@@ -75,7 +75,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Replace ``warnings.showwarning``; warnings from other libraries remain text."""
+    """Show a warning from distkit as a card, and any other warning as text."""
     frame = sys._getframe(1)
     while frame.f_back is not None and "warnings" in frame.f_globals["__name__"]:
         frame = frame.f_back
@@ -132,14 +132,14 @@ def ranks(line: str, cell: str) -> Any:
 
 
 def _explain_name(error: RankError) -> None:
-    """Add a hint to the error if the undefined name is a variable of the notebook."""
+    """Add a hint if an error reports an undefined name that is a variable of the notebook."""
     from IPython import get_ipython
 
     name = str(error).partition("name '")[2].partition("' is not defined")[0]
     if name in get_ipython().user_ns:
         error.args = (
-            f"{error.args[0]}\n{name} is a variable of the notebook, which ranks do not have: set "
-            "it in a %%ranks cell.",
+            f"{error.args[0]}\n{name} is a variable of the notebook, but not of the ranks: set it "
+            "in a %%ranks cell.",
         )
 
 
