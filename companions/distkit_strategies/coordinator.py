@@ -119,7 +119,7 @@ class FunctionQueue:
         return assignments
 
     def cancel(self) -> list[Any]:
-        """Remove and return the functions that no worker runs yet."""
+        """Remove and return the functions that no worker has started."""
         canceled = [self.unfinished.pop(number) for number in self.pending]
         self.pending.clear()
         return canceled
@@ -188,9 +188,9 @@ class ClusterCoordinator:
     ends, and have no result. When worker 0's function returns, worker 0 waits until all scheduled
     functions have finished.
 
-    If a worker dies, it is replaced. The function that it ran runs again, and its gradients are
-    applied once. If worker 0 dies, its function starts again. Scheduled functions then get the same
-    numbers, so the servers do not apply gradients twice.
+    If a worker dies, it is replaced. The function that it was running starts again, and its
+    gradients are applied once. If worker 0 dies, its function starts again. Scheduled functions
+    then get the same numbers, so the servers do not apply gradients twice.
 
     Buffers are not shared. A function that changes a floating-point buffer, such as a running mean
     of batch normalization, raises an error.
@@ -375,7 +375,7 @@ class ClusterCoordinator:
             raise error
 
     def _close(self) -> None:
-        """Wait for all functions at the end of worker 0's function, then release the workers."""
+        """Wait until all scheduled functions have finished, then release the workers."""
         try:
             self._finish()
         finally:
@@ -491,7 +491,7 @@ def _endpoint(node: kvstore.Node) -> str:
 
 @contextmanager
 def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
-    """Raise StrategyError if a scheduled function changes a buffer; buffers are not shared."""
+    """Raise StrategyError if a scheduled function changes a floating-point buffer."""
     buffers = [v for v in strategy._variables if not isinstance(v, nn.Parameter)]
     values = [(b, b.nan_to_num()) for b in buffers if b.is_floating_point()]
     yield

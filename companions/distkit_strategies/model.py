@@ -168,7 +168,10 @@ class Model:
         return ordered
 
     def save(self, folder: str | Path) -> None:
-        """Save weights, optimizer and epoch with :func:`.checkpoint.save`, on all replicas."""
+        """Save the weights, optimizer state and epoch with :func:`.checkpoint.save`.
+
+        Call it on all replicas.
+        """
         checkpoint.save(self.strategy, folder, self.module, self._optimizer, epoch=self.epoch)
 
     def load(self, folder: str | Path) -> None:
@@ -272,7 +275,7 @@ class EarlyStopping(Callback):
 
     Raises:
         ValueError: the mode is unknown.
-        StrategyError: there is no such result, at the end of an epoch.
+        StrategyError: the results of an epoch do not include ``monitor``.
     """
 
     def __init__(self, monitor: str = "loss", patience: int = 0, mode: str = "min") -> None:
@@ -302,8 +305,8 @@ class LearningRate(Callback):
     """Sets the learning rate of each epoch.
 
     Args:
-        schedule: a function that returns the new rate for an epoch, counted from 0, and the current
-            rate.
+        schedule: a function that receives the epoch, counted from 0, and the current rate, and
+            returns the new rate.
     """
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:

@@ -265,7 +265,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self.pull()
 
     def _broadcast_number(self, number: int) -> int:
-        """Return worker 0's number on all workers, also in a replacement process."""
+        """Return worker 0's number on all workers, including replacement processes."""
         self._broadcasts += 1
         value = torch.tensor([number])
         self._share([f"broadcast {self._broadcasts}"], [value])
@@ -351,7 +351,7 @@ class FixedShardsPartitioner(Partitioner):
 
 @dataclass(frozen=True)
 class MinSizePartitioner(Partitioner):
-    """Splits variables into shards of about ``min_shard_bytes`` each, at most ``max_shards``.
+    """Splits variables into at most ``max_shards`` shards of about ``min_shard_bytes`` each.
 
     Like TensorFlow's partitioner, it rounds the number of shards up, so a shard may be only half as
     large.

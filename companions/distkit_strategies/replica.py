@@ -86,7 +86,7 @@ class ReplicaContext:
     strategy: Strategy
     rows: int | None = None
     number: int = 0
-    #: True if the loss is already divided by the global batch, so that gradients are summed.
+    #: True if the loss is already divided by the global batch size, so gradients are summed.
     summed: bool = field(default=False, repr=False)
     #: True if a regularization loss is divided by the number of replicas.
     scaled: bool = field(default=False, repr=False)
@@ -169,7 +169,7 @@ def compute_average_loss(
 
     Raises:
         StrategyError: the loss is a scalar or not a tensor, the size is not an integer ≥ 0, or the
-            call is outside of a replica function.
+            call is in a scope, but outside of a replica function.
 
     Source:
         TensorFlow, ``tf.nn.compute_average_loss``.
@@ -204,7 +204,8 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
     replica.
 
     Raises:
-        StrategyError: the loss is not a tensor, or the call is outside of a replica function.
+        StrategyError: the loss is not a tensor, or the call is in a scope, but outside of a replica
+            function.
 
     Source:
         TensorFlow, ``tf.nn.scale_regularization_loss``.

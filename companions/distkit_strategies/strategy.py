@@ -153,7 +153,7 @@ class Strategy:
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Create variables in the context; at its end all replicas get rank 0's values.
+        """Create variables in the context; at its end, all replicas get rank 0's values.
 
         Raises:
             StrategyError: the call is inside another strategy's scope or a replica function, the
@@ -215,7 +215,7 @@ class Strategy:
             value: a tensor or number of the same shape on all replicas, or a structure of these.
                 Sparse tensors become dense.
             axis: a dimension to reduce as well; its size may differ between replicas. The mean is
-                then the sum of all elements divided by their number.
+                then taken over all elements along it, on all replicas.
 
         Raises:
             StrategyError: the shapes differ, the dimension does not exist, the values are not
@@ -264,7 +264,7 @@ class Strategy:
         Raises:
             StrategyError: ``global_batch`` is missing or not an integer, an argument is unknown,
                 or this process is a coordinator, which has no data.
-            ValueError: see :class:`distkit.data.DistributedDataset`.
+            ValueError, TypeError, FileNotFoundError: see :class:`distkit.data.DistributedDataset`.
         """
         if unknown := sorted(division.keys() - {*_DIVISION}):
             raise StrategyError(
@@ -317,7 +317,7 @@ class Strategy:
         return self._single_replica
 
     def _check_context(self, call: str) -> None:
-        """Raise StrategyError if a call is inside another strategy or a replica function."""
+        """Raise StrategyError in another strategy's scope, or in a replica function."""
         outer = current_strategy()
         if outer is not None and outer is not self:
             raise StrategyError(

@@ -27,11 +27,11 @@ ROWS, BATCH, EPOCHS = 210, 50, 2
 def support(run: Callable[..., Any], only: Sequence[str] | None = None) -> pandas.DataFrame:
     """Run every strategy with every training method; compare the results with those of one process.
 
-    Each cell is "equal to one process", "differs by …" (the largest difference between losses and
-    outputs, relative to the largest of them) or "not supported: …".
+    Each cell is "equal to one process", "differs by …" (the largest difference in a loss or an
+    output, relative to the largest of them) or "not supported: …".
 
     Args:
-        run: ``cluster.run`` of a small cluster, with a server for parameter servers:
+        run: ``cluster.run`` of a small cluster with a parameter server, such as
             ``dk.Cluster(workers=3, servers=1)``.
         only: names of strategies; None for all.
 

@@ -79,7 +79,7 @@ class _Config(Struct, forbid_unknown_fields=True):
             tasks = len(hosts[self.task.type])
             if self.task.index >= tasks:
                 raise ValueError(
-                    f"task: {self.task.type} {self.task.index} does not exist, "
+                    f"task: {self.task.type} {self.task.index} does not exist; "
                     f"the cluster has {tasks}"
                 )
 

@@ -43,7 +43,7 @@ class CreatedVariables:
 
     Args:
         tensors: the parameters and buffers, with their names.
-        roots: the models, i.e. modules with parameters that are not part of other modules.
+        roots: the models: modules that have parameters and are not part of other modules.
     """
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class CreatedVariables:
 
 
 def owner_of(tensor: Tensor) -> tuple[Strategy, str] | None:
-    """Return a variable's strategy and name; None if it was created outside of any scope."""
+    """Return the strategy and name of a variable; None for any other tensor."""
     owner, name = _owners.get(tensor, (lambda: None, ""))
     strategy = owner()
     return None if strategy is None else (strategy, name)
@@ -111,10 +111,11 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Run before any ``optimizer.step()`` of this process.
+    """Check each ``optimizer.step()`` in this process, and synchronize the replicas before it.
 
     Raises:
-        StrategyError: the step has a closure, and there are several replicas.
+        StrategyError: the step updates a variable outside ``run``, or has a closure under a
+            strategy with several replicas.
     """
     replica, closure = current_replica(), (args[1:2] or (kwargs.get("closure"),))[0]
     if replica is None:
@@ -145,13 +146,13 @@ def _check_outside(optimizer: Optimizer) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Run after any ``optimizer.step()`` of this process."""
+    """Run after each ``optimizer.step()`` in this process."""
     if (replica := current_replica()) is not None:
         replica.strategy._after_optimizer_step()
 
 
 def _before_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
-    """Run before any module of this process gets a parameter."""
+    """Run before a module in this process registers a parameter."""
     replica, new = current_replica(), parameter is not None and owner_of(parameter) is None
     if new and replica is not None and not replica.strategy._steps_outside_run:
         raise StrategyError(
@@ -167,11 +168,11 @@ hooks.register_module_parameter_registration_hook(_before_parameter)
 
 
 class Mean(float):
-    """A float with the number of rows over which it is the mean."""
+    """A mean as a float, with the number of rows that it was computed over."""
 
 
 def with_rows(result: Any, rows: int | None) -> Any:
-    """Detach a result of ``run``, and attach the number of rows over which it is the mean."""
+    """Detach a result of ``run``, and attach the number of rows that it was computed over."""
     result = Mean(result) if type(result) is float else result
     result = result.detach() if isinstance(result, Tensor) else result
     if rows is not None and isinstance(result, Tensor | Mean):
@@ -187,9 +188,9 @@ class VariableSynchronization(str, Enum):
 
     ========  ==================================================================================
     AUTO      like ON_WRITE
-    NONE      never: each replica has its own value
+    NONE      like ON_READ
     ON_WRITE  at each assignment: the copies are always equal
-    ON_READ   at a read outside ``run``: replicas change only their own copies (for statistics)
+    ON_READ   when read outside ``run``: replicas change only their own copies (for statistics)
     ========  ==================================================================================
 
     Source:
@@ -295,7 +296,7 @@ class Variable(nn.Module):
         return self.synchronization in unsynchronized and not self.strategy._single_replica
 
     def _delta(self, value: Any) -> Tensor:
-        """Return this replica's part of an assigned or added value."""
+        """Return the value that this replica assigns or adds to its copy."""
         x = self.strategy._tensor("assign", value, self.value.dtype)
         if current_replica() is None:  # the same on all replicas
             return self._share(x)
@@ -306,7 +307,7 @@ class Variable(nn.Module):
     def _share(self, total: Tensor) -> Tensor:
         """Return this replica's share of a value for all replicas; only sums are divided.
 
-        As in TensorFlow, the shares differ by at most one in the last digit and add up exactly.
+        The shares add up exactly, and differ by at most one unit in the last place.
         """
         if not (self._copies_may_differ and self.aggregation is VariableAggregation.SUM):
             return total
@@ -380,7 +381,7 @@ def _aggregate_if_different(
 def synchronize_buffers(strategy: Strategy, model: nn.Module) -> None:
     """Make the buffers equal on all replicas, so that evaluation does not depend on the replica.
 
-    Variables with aggregation SUM or NONE keep their own copies.
+    Each replica keeps its own copy of a variable with aggregation SUM or NONE.
     """
     for _, tensor, aggregation in _buffers(model):
         if aggregation not in (VariableAggregation.SUM, VariableAggregation.NONE):
