@@ -116,12 +116,12 @@ def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
 #: Collectives that a member may complete before others start, if it receives nothing from them.
 _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
-#: Stands for the local host, and for every other host whose times have no error.
+#: Stands for the local host, and for every other host whose clock has no known error.
 _HERE = ""
 
 
 def enforce_causality(trace: Log) -> Log:
-    """Return the trace with hosts' times shifted so that no message arrives before it was sent.
+    """Return the trace with times shifted so that no message arrives before it was sent.
 
     No time is shifted by more than its host's error, ``info.clocks[host].error``. Larger
     contradictions are ignored, because clock offsets cannot explain them.

@@ -87,11 +87,11 @@ class Check:
     """The result of one check.
 
     Args:
-        kind: the subject, and the problem if there is one, such as "names.loopback".
+        kind: the subject, with a suffix for most problems, such as "names.loopback".
         level: the severity.
         message: the finding, with the name of the machine.
         remedy: the steps that fix it.
-        hosts: the machines concerned, starting with the one to fix.
+        hosts: the machines concerned.
     """
 
     kind: str

@@ -164,7 +164,7 @@ def resolve(name: str) -> Json:
 def concurrently(
     call: Callable[[Any], Any], items: Iterable[Any], timeout: float
 ) -> dict[Any, Any]:
-    """Call a function with all items concurrently; omit those that time out or raise."""
+    """Call a function on each item concurrently; omit items that time out or raise."""
     pool = futures.ThreadPoolExecutor(MAX_CONCURRENT)
     work = {item: pool.submit(call, item) for item in items}
     futures.wait(work.values(), timeout)

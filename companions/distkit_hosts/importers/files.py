@@ -3,7 +3,7 @@
 The content of a file, not its name, determines its kind. Nothing in it is executed. Pickled dumps
 are read by an unpickler that accepts only plain values: numbers, strings, booleans, None, and
 lists, tuples and dicts of these. The result is checked like a saved trace, so it can be saved
-again.
+as one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from distkit.events import P2P, WORLD, Event, Op, State
 from distkit.trace.info import Limitation, Number, Rank, RunInfo
 from distkit_hosts.importers.flight_recorder import describe_tensor, op_of
 
-#: Index of a ``c10d::`` operator's argument with the tensors to describe; 1 if not listed.
+#: Index of the argument whose tensors are described, by ``c10d::`` operator; 1 if not listed.
 _TENSORS = {Op.SEND: 0, Op.RECV: 0, Op.BROADCAST: 0, Op.REDUCE: 0, Op.ALL_REDUCE: 0}
 #: Names of the ranges that backends record.
 _BACKEND = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):\w+")

@@ -9,7 +9,7 @@
         lab.cut("beta")                         # beta is now unreachable
 
 Each host has its own network, hostname, processes, shared memory and temporary folder. All other
-files are the machine's. An ``init`` process creates the hosts from a ``plan``.
+files are shared with the machine. An ``init`` process creates the hosts from a ``plan``.
 """
 
 from distkit_hosts.laboratory.laboratory import Laboratory

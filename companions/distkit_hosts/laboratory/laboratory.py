@@ -36,8 +36,9 @@ class Laboratory:
     r"""Hosts on this machine, each with its own network, until ``close()`` or the end of ``with``.
 
     Each host has its own network interface, hostname, processes, shared memory (``/dev/shm``),
-    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files are the machine's, including Python and
-    the home folder. The hosts are killed when the process that created them exits or is killed.
+    ``/tmp``, ``/run`` and ``/etc/hosts``. All other files, including Python and the home folder,
+    are shared with the machine. The hosts are killed when the process that created them exits or
+    is killed.
 
     Root is not needed if user namespaces are allowed. :meth:`options` returns the arguments for
     a cluster with ranks on the hosts.

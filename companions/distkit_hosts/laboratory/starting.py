@@ -53,7 +53,7 @@ ROOTLESS = os.geteuid() != 0
 _INIT = Path(__file__).with_name("init.py")
 
 _FORBIDDEN = (
-    "This machine does not allow it. Use root; or allow user namespaces: `sysctl -w "
+    "This machine does not allow it. Run as root; or allow user namespaces: `sysctl -w "
     "user.max_user_namespaces=10000`, and on Ubuntu 24.04 or later `sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0`; or start the container with --privileged."
 )

@@ -40,7 +40,7 @@ _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 #: Polling intervals for a job's state, and for its end [s].
 _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 
-#: Grace period after SIGTERM, before a process is killed [s].
+#: Grace period for processes and jobs to end by themselves [s].
 _GRACE = 3.0
 
 #: Command that cancels a job and removes the job's output when the command's input is closed, even
@@ -89,7 +89,7 @@ class CommandLaunch(Launch):
 
     Args:
         name: the name of the launcher, for messages.
-        commands: the commands, by the name of the machine.
+        commands: the commands, by the name of a machine or, without one, of the launcher.
         options: options for ``Popen``.
     """
 
