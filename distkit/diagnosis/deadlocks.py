@@ -45,7 +45,7 @@ Stuck = Mapping[int, Span]
 
 
 def wrong_end(evidence: Evidence, stuck: Stuck) -> Cause | None:
-    """Find a send and a receive that were intended for each other but do not match."""
+    """Find calls that were intended for each other but do not match."""
     for find in (_tag_or_group, _message_taken, _wrong_source, _wrong_destination, _mixed_groups):
         for span in stuck.values():
             if (finding := find(evidence, span)) is not None:
@@ -61,7 +61,7 @@ def _ends(evidence: Evidence, span: Span) -> Iterator[tuple[Span, Span]]:
 
 
 def _tag_or_group(evidence: Evidence, span: Span) -> Finding | None:
-    """Find a message between the same ranks whose ends differ in tag or group."""
+    """Find a send and a receive between the same ranks that differ in tag or group."""
     for send, recv in _ends(evidence, span):
         if send.peer != recv.rank or recv.peer not in (send.rank, None):
             continue

@@ -1,8 +1,9 @@
 """Diagnosis of a run: computes findings from events. No side effects.
 
-A rank is stuck if it is blocked and every rank that it waits for is stuck or has ended. A rank that
-is still computing may yet arrive. Each cause is reported once, with the ranks that wait because of
-it.
+A rank is stuck if it is blocked and needs a rank that is stuck, has ended, or has made a different
+call. If any one of several ranks could unblock it, as in a receive from any source, this must be
+true of all of them. A rank that is still computing may yet arrive. Each cause is reported once,
+with the ranks that wait because of it.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class _Diagnosis:
         in_message: bool = True,
         named_ranks: Iterable[int] = (),
     ) -> Finding:
-        """Add the stuck ranks that a finding explains, except those in ``named_ranks``."""
+        """Add the stuck ranks that a finding explains; do not mention ``named_ranks`` again."""
         others = [r for r in waiting if r not in {*finding.lines, *finding.waiting, *named_ranks}]
         message = finding.message
         if in_message and others:

@@ -219,7 +219,7 @@ def unused(
     spans: Iterable[Span],
     **values: Any,
 ) -> Finding:
-    """Return the finding for ranks that did not use parameters, with their names."""
+    """Return the finding for ranks that did not use parameters; ``missing`` lists these by rank."""
     names = ", ".join(
         sorted({n for missing_names in missing.values() for n in missing_names} - {"?"})
     )

@@ -42,9 +42,9 @@ class HasTrace(Protocol):
 class Difference:
     """A loss, gradient or weight that differs between two runs.
 
-    ``step`` counts from 1, and is 0 for the initial weights. ``what`` is "loss", "gradient" or
-    "weights". ``layer`` is empty for a loss. ``rank`` is a rank of the first run. ``text``
-    describes the difference.
+    ``step`` counts from 1, and is 0 for shapes and initial weights. ``what`` is "loss", "gradient"
+    or "weights". ``layer`` is empty for a loss, or if it is unknown. ``rank`` is a rank of the
+    first run. ``text`` describes the difference.
     """
 
     step: int
@@ -275,7 +275,7 @@ def _for_rank(rank: int, by_rank: Mapping[int, T]) -> T | None:
 
 
 def _distance(a: Summary, b: Summary) -> tuple[float, float]:
-    """Return the largest known difference between two tensors, and their largest value."""
+    """Return the largest known difference between two tensors, and their largest magnitude."""
     pairs = [*zip(a.values, b.values, strict=False), (a.min, b.min), (a.max, b.max)]
     largest = max((abs(v) for pair in pairs for v in pair if math.isfinite(v)), default=0.0)
     norms = abs(a.norm - b.norm) / (max(a.norm, b.norm) or 1)

@@ -90,7 +90,7 @@ class Evidence:
         return graph
 
     def _with_wait_lines(self, span: Span) -> Span:
-        """Return an operation with the lines at which its rank waited."""
+        """Add the line and stack of the wait to an operation that has not completed."""
         lines = self._waits.get((span.rank, span.seq))
         if lines is None or span.state is State.COMPLETED:
             return span

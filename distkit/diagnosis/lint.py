@@ -77,7 +77,7 @@ def _used_early_findings(evidence: Evidence, forgotten: set[tuple[int, int]]) ->
 
     Args:
         evidence: the evidence from the run.
-        forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
+        forgotten: ``(rank, seq)`` of calls that were never waited for, which get their own finding.
     """
     touched = {call: touch for call, touch in evidence.touches.items() if call not in forgotten}
 
@@ -212,7 +212,7 @@ def _destroyed_too_early(evidence: Evidence, forgotten: set[tuple[int, int]]) ->
 
     Args:
         evidence: the evidence from the run.
-        forgotten: ``(rank, seq)`` of calls that were never waited for and already have a finding.
+        forgotten: ``(rank, seq)`` of calls that were never waited for, which get their own finding.
     """
     destroyed: dict[str, list[tuple[Span, Span]]] = defaultdict(list)
     for (rank, _), end in evidence.destroy_marks.items():
@@ -260,9 +260,9 @@ def _slow_ranks(evidence: Evidence, in_backend: set[int]) -> Iterator[Finding]:
 def _stragglers(evidence: Evidence) -> Iterator[Finding]:
     """Find a rank that was repeatedly the last to call collectives, at a significant cost.
 
-    The first collective of a group and the worst delay of a rank are ignored, since imports and
-    other startup work may cause them. New groups are ignored too, and so are calls made before the
-    previous call has ended, because they share its delay.
+    The first collective of a group is ignored, and the worst delay of a rank does not count toward
+    the cost, since imports and other startup work may cause these delays. New groups are ignored
+    too, and so are calls made before the previous call has ended, because they share its delay.
     """
     delays_by_rank: dict[int, list[float]] = defaultdict(list)
     total = 0

@@ -39,7 +39,8 @@ from distkit.trace.log import grouped
 #: A finding, and the operations involved.
 Mismatch = tuple[Finding, list[Span]]
 
-#: For each call that every rank must make: the rule that a missing call violates, and its text.
+#: For each call that every rank must make: the rule that a missing call violates, and the call's
+#: name in messages.
 _REQUIRED_CALLS: dict[Op, tuple[rules.Rule, str]] = {
     Op.NEW_GROUP: (rules.new_group, "new_group"),
     Op.BARRIER: (rules.missing_barrier, "the barrier"),
@@ -234,7 +235,7 @@ def _with_reduction(span: Span) -> str:
     return call(span) if span.attributes else f"{span.op}(sum)"
 
 
-#: The rule of each kind of difference, most serious first, and the function that writes its calls.
+#: The rule of each kind of difference, most serious first, and the function that formats the calls.
 _KINDS: dict[str, tuple[rules.Rule, Callable[[Span], str]]] = {
     "op": (rules.different_collective, call),
     "members": (rules.new_group_members, call),

@@ -176,9 +176,10 @@ class Program:
     def exits(self, path: Path) -> list[Statement]:
         """Return statements that may make a rank reach a line less often than others.
 
-        They are conditional ``break``, ``continue`` and ``return`` statements, ``except`` and
-        ``no_sync()`` blocks in the enclosing loops, and conditional ``return`` statements before
-        the line.
+        In each function, they are the conditional ``break`` and ``continue`` statements of the
+        outermost enclosing loop, the conditional ``return`` statements, ``except`` blocks and
+        ``no_sync()`` blocks in that loop, and the conditional ``return`` statements before the
+        line.
         """
         found: dict[Statement, None] = {}
         for frame in self._frames(path):

@@ -216,7 +216,7 @@ class WaitForGraph:
         return e if e is not None and e.state is State.BLOCKED and rank not in self._ends else None
 
     def stuck(self) -> list[int]:
-        """Return the blocked ranks that wait only for other stuck or ended ranks."""
+        """Return the blocked ranks that cannot continue without a stuck or ended rank."""
         waits = {r: self.missing(e) for r in self._positions if (e := self.wait(r)) is not None}
         stuck = {rank for rank, missing in waits.items() if missing}
         while unblocked := {rank for rank in stuck if self._may_continue(rank, waits[rank], stuck)}:

@@ -244,7 +244,7 @@ def verb(ranks: Iterable[int], plural: str) -> str:
 
 
 def tensor(span: CallRecord) -> str:
-    """Return dtype and shape, such as "float32[10, 3]"; "" if the call has no tensor."""
+    """Return the dtype and shape, such as "float32[10, 3]"; "" if the call has no tensor."""
     return f"{span.dtype}{list(span.shape)}" if span.dtype else ""
 
 
