@@ -196,8 +196,12 @@ def examine(report: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
         remedy = "Unset it: del os.environ['CUDA_VISIBLE_DEVICES']."
         return Gpus((), Obstacle("hidden", reason, remedy))
     if not torch.get("cuda"):
-        reason = "torch is built without CUDA" if "cuda" in torch else "torch does not respond"
-        return Gpus((), Obstacle("torch", reason, "Install torch with CUDA."))
+        reason, remedy = (
+            ("torch is built without CUDA", "Install torch with CUDA.")
+            if "cuda" in torch
+            else ("torch does not respond", "Run python -c 'import torch' to see why.")
+        )
+        return Gpus((), Obstacle("torch", reason, remedy))
     return Gpus(tuple(usable), None, tuple(torch["nccl"] or ()))
 
 

@@ -93,8 +93,8 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
     """Describe the processes that exited without ending the run."""
     consequence = {
         "worker": f"and was replaced: a new process ran {name} from its beginning",
-        "server": "and its backup took over: no acknowledged push is lost. A second crash may "
-        "lose values; the next run starts with all servers",
+        "server": "and its backup took over if the store has replication=2; then no acknowledged "
+        "push is lost. A second crash may lose values; the next run starts with all servers",
     }
     return [
         f"{r.name} exited during {name} ({r.how}), {consequence[r.name.split()[0]]}."
