@@ -1,7 +1,7 @@
 """Fault injection: stragglers, slow links and killed ranks, without root privileges.
 
 Faults are injected in a callback of the tap, before an operation is passed to the backend, and
-before each request of a KVStore.
+before each call to a KVStore.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def inject_faults(
     The sender of a message and every member of a collective pay the cost of the link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the operation starts.
 
-    Each request of a KVStore (``init``, ``push``, ``pull``, ``barrier``, ``set_optimizer``; a
-    ``pushpull`` is two) counts as one communication operation of its worker, with the bytes of all
+    Each call to a KVStore (``init``, ``push``, ``pull``, ``barrier`` or ``set_optimizer``;
+    ``pushpull`` counts twice) is one communication operation of its worker, with the bytes of all
     its keys.
 
     Args:
-        delay: ``{rank: seconds}`` to delay each communication operation of the rank, as a
-            straggler.
-        latency: seconds added to each message and each collective.
+        delay: ``{rank: seconds}`` makes the rank a straggler: each of its communication operations
+            is delayed by this time.
+        latency: seconds added to each communication operation except receives.
         bandwidth: bytes per second of a link, or None for no limit.
         kill: ``{rank: n}`` kills the rank's process before its (n + 1)-th communication
             operation.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from distkit.recording.encoding import Values
 
-#: Number of initial steps, all of which are recorded; from then on, the interval between recorded
-#: steps doubles whenever the step number does.
+#: Number of initial steps whose gradients and weights are all recorded; from then on, the interval
+#: between recorded steps doubles whenever the step number does.
 ALL_STEPS = 64
 #: Maximum number of elements that a sketch reads; larger models are sampled.
 EXACT_WEIGHTS = 1 << 22
@@ -48,8 +48,8 @@ def watch_gradients(model: nn.Module, *, max_parameters: int = 32) -> Iterator[G
     Each gradient is recorded when ``backward`` has computed it, before any all-reduce, and again at
     the end of the step. This works with custom loops, with
     :func:`~distkit.algorithms.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record
-    the same steps: all of the first 64, then every second, fourth …, to keep the trace small.
-    Outside a recorded run, this does nothing.
+    the gradients and weights of the same steps: all of the first 64, then every second, fourth …,
+    to keep the trace small. Outside a recorded run, this does nothing.
 
     Args:
         model: the model to train.
@@ -164,7 +164,7 @@ class GradientRecorder:
 
 
 def is_recorded_step(step: int) -> bool:
-    """Return whether the values of a step, counted from 0, are recorded.
+    """Return whether the gradients and weights of a step, counted from 0, are recorded.
 
     >>> [is_recorded_step(n) for n in (0, 63, 64, 65, 130, 132)]
     [True, True, True, False, False, True]

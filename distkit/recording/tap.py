@@ -60,8 +60,8 @@ from distkit.recording.pending import (
     returns_to_user,
 )
 from distkit.recording.recorder import (
-    MACHINERY,
-    Facts,
+    HIDDEN_FILES,
+    RawAttributes,
     Recorder,
     line_of,
     main_thread_line,
@@ -161,7 +161,7 @@ class Tap:
         # by group: the id of the thread that calls collectives, or 0 if several threads do
         self._threads: dict[str, int] = {}
         self._groups_with_timeout: set[str] = set()  # groups with a short timeout
-        self._backward = -1  # id of the backward pass of the latest call
+        self._backward = -1  # id of the backward pass of ``_sent_in_backward``
         self._sent_in_backward: list[tuple[Any, Pending]] = []  # sent by DDP's reducer
 
     # -- one call ---------------------------------------------------------------
@@ -288,9 +288,10 @@ class Tap:
     ) -> None:
         """Arrange for the completion to be recorded."""
         script = result[-1] if isinstance(result, (tuple, list)) else result
-        # monitored_barrier and NCCL's synchronous collectives return no Work
+        # monitored_barrier and NCCL's synchronous collectives return no Work; a captured call does
+        # not run until its CUDA graph is replayed
         work = dist.Work.unbox(script) if isinstance(script, torch.ScriptObject) else None
-        if work is None or ("captured", True) in pending.fields[-2]:  # runs when replayed
+        if work is None or ("captured", True) in pending.fields[-2]:
             pending.complete()
             return
         pending.work = work
@@ -307,7 +308,8 @@ class Tap:
         if background and not (in_stream and (functional or from_python)):
             self._track_background(recorder, work, pending, functional)
         if not (from_python or functional) and torch._C._current_graph_task_id() < 0:
-            recorder.begin_wait(pending, is_waiting=_still_in_call(caller))  # waits in C++
+            # the wait happens in C++, so no hook observes its end
+            recorder.begin_wait(pending, is_waiting=_still_in_call(caller))
 
     def _track_async(
         self, call: Call, args: tuple[Any, ...], work: Any, pending: Pending, caller: FrameType
@@ -516,7 +518,7 @@ class Tap:
         if recorder is None or kwargs.get("use_local_synchronization"):
             return create(ranks, *args, **kwargs)
         members = None if ranks is None else tuple(ranks)
-        attributes: Facts = () if members is None else (("members", members),)
+        attributes: RawAttributes = () if members is None else (("members", members),)
         where = user_line(2)
         fields = (None, WORLD, 0, (), "", None, where, attributes, None)
         pending = Pending(recorder, recorder.next_seq(), Op.NEW_GROUP, fields, [], False)
@@ -539,9 +541,9 @@ class Tap:
     def _store_hook(
         self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record a store call that does not come from a recorded call, wrapper store or library."""
+        """Record a store call, unless c10d, distkit or a call that is being recorded makes it."""
         recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
-        is_internal = caller.startswith((c10d.__file__, *MACHINERY))
+        is_internal = caller.startswith((c10d.__file__, *HIDDEN_FILES))
         if recorder is None or is_internal or threading.get_ident() in recorder.waits:
             return method(store, *args, **kwargs)
         arguments = (*args, *kwargs.values())
@@ -634,11 +636,11 @@ def _caller(hook: FrameType) -> FrameType:
     return hook.f_back or hook
 
 
-def _attributes(call: Call, caller: FrameType, in_backward: bool) -> Facts:
+def _attributes(call: Call, caller: FrameType, in_backward: bool) -> RawAttributes:
     """Return the attributes of a call, such as its reduction or enclosing function."""
     name = "reduction" if call.reduces else "function"
     value = reduction(caller) if call.reduces else object_function(caller)
-    attributes: Facts = ((name, value),) if value else ()
+    attributes: RawAttributes = ((name, value),) if value else ()
     if in_backward and call.reduces and not is_functional(caller):
         return *attributes, ("gradients", True)
     return attributes

@@ -5,7 +5,7 @@ overlap are on different threads. Each operation is a complete slice ("X"), or a
 without an end if it is unfinished. Flow arrows ("s", "t", "f") lead from each send to its receive
 and through the calls of each collective.
 
-Source: the Trace Event Format document, and perfetto's importer (json_trace_parser_impl.cc,
+Source: the Trace Event Format document, and Perfetto's importer (json_trace_parser_impl.cc,
 flow_tracker.cc). The importer binds a flow event to the innermost slice around its time, and treats
 flow events with the same id, category and name as one arrow.
 """

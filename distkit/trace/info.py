@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, structs
 
 #: Upper bound for the number of ranks in a trace; ten times the size of the largest simulations.
 MAX_RANKS = 100_000
-#: Upper bound for integers: JSON and numpy represent smaller ones exactly.
+#: Upper bound for integers: floats, and thus JavaScript, represent smaller ones exactly.
 MAX_INTEGER = 2**53
 #: Difference between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32
@@ -239,7 +239,7 @@ def cross_host_traffic(by_pair: Traffic) -> tuple[int, int]:
 def clock_error(info: RunInfo) -> float | None:
     """Return the maximum error of a comparison of two hosts' times [s].
 
-    The result is None if the clocks were not measured, or if there is only one host.
+    The result is None if a host's clock was not measured, or if there is only one host.
     """
     errors = [clock.error for clock in info.clocks.values() if clock.error is not None]
     is_known = errors and len(errors) == len(info.clocks) and hosts_if_several(info)

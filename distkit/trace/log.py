@@ -165,7 +165,8 @@ class EventLog(Sequence[Event]):
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one row per event: its fields, label, match id and hosts. Requires pandas.
 
-        ``time`` counts from the first event. See :class:`Event` for the fields.
+        ``time`` counts from the first event. See :class:`Event` for the fields; ``summary`` is not
+        included.
         """
         import pandas as pd
 

@@ -18,7 +18,7 @@ from distkit.trace.log import EventLog, grouped
 ByRank = dict[int, Summary]
 
 
-def is_note(record: Event | Category) -> bool:
+def is_training_mark(record: Event | Category) -> bool:
     """Return whether a mark is from ``watch_gradients``; only the gradients view shows it."""
     return "watched" in record.attributes and record.op is Op.MARK
 

@@ -29,7 +29,7 @@ from distkit.errors import (
     RunInterrupted,
     is_generated,
 )
-from distkit.recording.recorder import MACHINERY
+from distkit.recording.recorder import HIDDEN_FILES
 from distkit.trace.calls import at, last_call
 from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
@@ -190,7 +190,7 @@ def _exception_error(rank: int, error: Failure, trace: Trace) -> RunError:
             "communicate only through the store."
         )
     visible = [
-        f for f in error.frames if not (f[0].startswith(MACHINERY) or is_generated(f[0], f[2]))
+        f for f in error.frames if not (f[0].startswith(HIDDEN_FILES) or is_generated(f[0], f[2]))
     ]
     text = _traceback(visible or error.frames)
     parts.append(f"\nTraceback on {named([rank])}:\n{text}{description}")

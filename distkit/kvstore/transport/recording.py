@@ -31,7 +31,7 @@ from distkit.kvstore.protocol.messages import (
 from distkit.kvstore.protocol.placement import dtype_name
 from distkit.kvstore.protocol.server import Entry
 from distkit.recording import recorder
-from distkit.recording.recorder import Facts, Recorder
+from distkit.recording.recorder import RawAttributes, Recorder
 from distkit.recording.tap import tap
 
 #: Requests drawn as messages; a barrier is drawn as one collective of the workers.
@@ -58,7 +58,7 @@ class Step(NamedTuple):
     their arrays [bytes].
     """
 
-    attributes: Facts = ()
+    attributes: RawAttributes = ()
     nbytes: int = 0
 
     @classmethod
@@ -155,7 +155,7 @@ class ReplyRecorder:
 
 
 def _record_message(
-    rec: Recorder, op: Op, first: State, message: Message, attributes: Facts, *, last: bool
+    rec: Recorder, op: Op, first: State, message: Message, attributes: RawAttributes, *, last: bool
 ) -> None:
     """Record both events of a message; the last one has the values if ``last``, else the first."""
     seq, tensor = rec.next_seq(), _tensor(message)
@@ -217,7 +217,11 @@ def _values(rec: Recorder, tensor: Tensor | None) -> Any:
 
 
 def _fields(
-    peer: int | None, tensor: Tensor | None, attributes: Facts, match: str | None, line: str = ""
+    peer: int | None,
+    tensor: Tensor | None,
+    attributes: RawAttributes,
+    match: str | None,
+    line: str = "",
 ) -> tuple[Any, ...]:
     """Return an event's fields; see :meth:`.Recorder.put`."""
     layout: tuple[int, tuple[int, ...], str] = 0, (), ""

@@ -30,7 +30,7 @@ from distkit.trace.columns import Bools, Category, Floats, Ints
 from distkit.trace.info import Traffic, hosts_if_several, traffic
 from distkit.trace.log import EventLog
 from distkit.trace.matching import Operations, Pairs
-from distkit.trace.training import is_note
+from distkit.trace.training import is_training_mark
 from distkit.views.scene.frame import (
     MAX_LANES,
     Json,
@@ -81,7 +81,7 @@ class Columns:
     def __init__(
         self, trace: EventLog, max_operations: int | None = None, *, live: bool = False
     ) -> None:
-        shown = _without_notes(trace)
+        shown = _without_training_marks(trace)
         self.info, self._live, self._table = trace.info, live, shown.table
         self.pairs, self.ops = shown.pairs, shown.pairs.ops
         self.drawn: Bools = self.ops.rank < MAX_LANES
@@ -295,13 +295,13 @@ class Columns:
         }
 
 
-def _without_notes(trace: EventLog) -> EventLog:
-    """Return the trace without the notes of ``watch_gradients``."""
+def _without_training_marks(trace: EventLog) -> EventLog:
+    """Return the trace without the marks of ``watch_gradients``."""
     table = trace.table
-    notes = table.each(is_note(category) for category in table.categories).astype(bool)
+    marks = table.each(is_training_mark(category) for category in table.categories).astype(bool)
     return (
-        EventLog.from_table(table.take(np.flatnonzero(~notes)), trace.info)
-        if notes.any()
+        EventLog.from_table(table.take(np.flatnonzero(~marks)), trace.info)
+        if marks.any()
         else trace
     )
 
