@@ -45,9 +45,9 @@ class Algorithm(Described):
     Args:
         reference: the program of one rank, with the contract of the ``torch.distributed`` call.
         schedule: returns the rounds for a number of ranks; its docstring lists its options.
-        seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, from arrays of ranks and bytes
-            and a :class:`~distkit_simulation.Link`, with the options of the schedule; None if
-            there is no formula.
+        seconds: computes ``cost`` as ``seconds(n, nbytes, link)``, with the options of the
+            schedule; ``n`` and ``nbytes`` are arrays, and ``link`` is a
+            :class:`~distkit_simulation.Link`. None if there is no formula.
         chunks: returns the number of chunks into which ``torch.tensor_split`` splits the tensor,
             given a number of ranks and the options of the schedule.
 

@@ -130,7 +130,7 @@ def reduce_schedule(n: int, root: int = 0) -> Schedule:
 )
 @collective()
 def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None) -> None:
-    """Reduce to rank ``dst``, as ``dist.reduce`` does; other tensors do not change.
+    """Reduce to rank ``dst``, as ``dist.reduce`` does; other ranks' tensors do not change.
 
     Partial results move up the binomial tree of :func:`broadcast`, from the leaves to the root.
     ⌈lg n⌉(α + Kβ + Kγ).
@@ -338,7 +338,8 @@ def all_to_all(
     """Send the i-th tensor to the i-th rank, like a transpose, as ``dist.all_to_all`` does.
 
     *Pairwise exchange*: in round s, each rank sends to the rank s places to its right and receives
-    from the rank s places to its left. (n-1)α + (n-1)/n Kβ.
+    from the rank s places to its left. (n-1)α + (n-1)/n Kβ, where K is the size of one rank's
+    tensors; in the catalog's formula, it is the size of all ranks' tensors.
 
     Args:
         output_tensor_list: receives one tensor from each rank.

@@ -21,8 +21,8 @@ class Round:
     """One round of an algorithm, a set of simultaneous transfers of one message each.
 
     Transfer ``i`` carries the chunks ``chunk[i]`` … ``chunk[i] + count[i] - 1`` from rank
-    ``src[i]`` to rank ``dst[i]``, which combines them with its chunks (``reduce``) or overwrites
-    them. Every message carries the sender's values from the start of the round.
+    ``src[i]`` to rank ``dst[i]``, which combines them with its own chunks (``reduce``) or replaces
+    its own chunks. Every message carries the sender's values from the start of the round.
 
     Args:
         src: sending rank of each transfer.

@@ -1,7 +1,7 @@
-"""Data-parallel SGD: synchronous steps, local steps, and accumulated gradients.
+"""Data-parallel SGD: synchronous steps, local steps, and gradient accumulation.
 
-After a synchronous step, R replicas match one process that used all data. Local steps and
-accumulated gradients send fewer messages.
+After a synchronous step, R replicas match one process that used all the data. Local steps and
+gradient accumulation need fewer messages.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def _all_reduce(
 def _caller_reduction(frame: FrameType | None) -> Any:
     """Return the reduction from the caller's frame; the operator receives an opaque object.
 
-    DDP's reducer calls the operator from C++, and has already divided, so the reduction is a sum.
+    DDP's reducer calls the operator from C++ with gradients that it has already divided, so the
+    reduction is a sum.
     """
     for _ in range(3):  # the recorder may add frames
         if frame is not None and frame.f_code.co_filename == c10d.__file__:
