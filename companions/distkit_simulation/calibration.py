@@ -2,7 +2,7 @@
 
 Ranks on one machine share its cores, so a message costs more while others are in flight. Three
 patterns are measured on a ring of n ranks: one message in flight, n/2 messages in flight, and n
-messages in flight, when every rank sends and receives. Costs of other numbers of messages are
+messages in flight, when every rank sends and receives. Costs for other numbers of messages are
 interpolated.
 """
 

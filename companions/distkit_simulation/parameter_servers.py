@@ -267,7 +267,8 @@ def parameter_server(
         record: whether to record a trace.
 
     Raises:
-        ValueError: the number of workers, servers or steps is 0, or a number is negative.
+        ValueError: ``workers``, ``servers`` or ``steps`` is less than 1, or ``staleness`` is
+            negative.
 
     Source:
         Li et al., OSDI 2014; Ho et al. (bounded), NIPS 2013.

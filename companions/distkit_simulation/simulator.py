@@ -107,8 +107,9 @@ ITEMSIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers of one round with their times [s], as arrays of shape (m,).
+    """Concurrent transfers of one round with their times [s], as arrays of shape (m,).
 
+    Each rank sends at most one of the messages, and receives at most one.
     ``sent`` and ``requested`` are the times of the send and receive calls; ``end`` is the time of
     completion.
     """
@@ -368,7 +369,7 @@ class Writer:
         self.events: list[Event] = []
 
     def add_transfers(self, t: Transfers) -> None:
-        """Add the sends and receives of a round."""
+        """Add the sends and receives of these transfers."""
         send = self._seq[t.src]
         self._seq[t.src] += 1
         recv = self._seq[t.dst]

@@ -60,7 +60,7 @@ def measure_step(
         threads: the number of threads of each rank.
 
     Returns:
-        The time per step of each part [s]; ``sync`` is 0 on one rank.
+        The time per step of each part [s]; ``sync`` is 0 if there is only one rank.
 
     Raises:
         ValueError: ``steps`` or ``blocks`` is less than 1.

@@ -1,6 +1,6 @@
 """A static scene that shows which shards of each parameter each rank has.
 
-Parameters whose names differ only in numbers, with equal shapes and shards, share a row. In each
+Parameters with equal shapes and shards whose names differ only in numbers share a row. In each
 row, a box for each rank represents the whole parameter; the rank's shards are colored.
 """
 
@@ -166,7 +166,7 @@ def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
 
 
 def group_parameters(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Group parameters whose names differ only in numbers, with equal shapes and shards."""
+    """Group parameters with equal shapes and shards whose names differ only in numbers."""
     groups: dict[str, list[Parameter]] = defaultdict(list)
     for p in parameters:
         groups[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["shards"]))].append(p)

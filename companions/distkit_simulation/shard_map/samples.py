@@ -27,7 +27,7 @@ NAME_WIDTH = 110  # width of file names
 DESCRIPTIONS = {
     "FILE": "Each replica reads separate files, which contain its part of each batch.",
     "DATA": "Each replica uses its part of each global batch, and skips the other samples.",
-    "OFF": "Each replica reads all samples (uses per sample: {}).",
+    "OFF": "Each replica reads all samples, so each sample is used {}.",
 }
 
 
@@ -90,9 +90,9 @@ class Renderer:
 
     def _description(self) -> str:
         plan = self.plan
-        description = DESCRIPTIONS.get(plan.policy.value, "")
+        description = DESCRIPTIONS.get(plan.policy.value, "").format(count(plan.replicas, "time"))
         order = f" Samples are in random order (seed {plan.seed}, epoch {plan.epoch})."
-        return description.format(plan.replicas) + (order if plan.seed is not None else "")
+        return description + (order if plan.seed is not None else "")
 
     def _samples(self, grid: Grid) -> None:
         """Add a cell for each sample, divided among the replicas that use it."""
