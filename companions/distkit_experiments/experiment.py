@@ -168,7 +168,8 @@ class Experiment:
 
     Args:
         fn: the function, called on every rank with the controls' values as keyword arguments.
-        cluster: the cluster, which the experiment never stops; None to start 4 ranks.
+        cluster: the cluster, which the experiment never stops; None to start a new cluster for each
+            run, with 4 ranks unless ``ranks`` is set.
         picture: a function ``picture(runs, setting)`` that returns a matplotlib figure to replace
             the plot whenever a control changes or a run ends. ``runs`` is :meth:`to_dataframe` of
             the successful runs; ``setting`` contains the values of the controls.
@@ -296,7 +297,7 @@ class Experiment:
         Measurements are the seconds from the start on all ranks to the end; the mean time that a
         rank (or, with parameter servers, a worker) waited for others; the numbers of messages and
         collectives on all ranks; the bytes of all messages plus, for each collective, the bytes of
-        its largest tensor; and, if steps are marked, their number and duration.
+        its largest call; and, if steps are marked, their number and duration.
         """
         return results.frame(self.records)
 
@@ -331,7 +332,7 @@ class Experiment:
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # in the user's plot function; the panel shows it
+        with suppress(Exception):  # from the user's plot function; the panel shows the error
             return results.static_html(
                 self.name, self.records, self.chart_svg(), closed=self._closed
             )
@@ -369,7 +370,7 @@ class Experiment:
             try:
                 self._follow(run, meter, prefix, None if echo else self.printed)
             except BaseException as error:
-                self.error = error  # before the trace is read, which can take long
+                self.error = error  # before reading the trace, which can take a long time
                 raise
             finally:
                 self._notify(Activity(f"{prefix}reading the trace"))
@@ -513,8 +514,8 @@ def sweep(
 
     Returns:
         One row per combination: parameters, seconds, waiting, messages, collectives, bytes, the
-        numbers that rank 0 returned, and the ``trace``. The ``outcome`` of a failed run is its
-        error.
+        numbers that rank 0 returned, and the ``trace``. The ``outcome`` of a failed run is the
+        class name of its error.
 
     Raises:
         TypeError, ValueError: as in :meth:`Experiment.sweep`, before anything runs.

@@ -70,8 +70,9 @@ def progress_text(done: int | None, operations: int) -> str:
 class Record:
     """The parameters and results of one run.
 
-    ``bytes`` counts the bytes of all messages, and those of each collective once. ``values`` are
-    the numbers that rank 0 returned; ``outcome`` is "" if the run succeeded.
+    In ``measured``, ``bytes`` is the size of all messages plus, for each collective, the size of
+    its largest call. ``values`` are the numbers that rank 0 returned; ``outcome`` is "" if the run
+    succeeded.
     """
 
     parameters: Mapping[str, Any]
