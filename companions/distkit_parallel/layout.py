@@ -207,12 +207,12 @@ def _remedy(numbers: dict[str, Any]) -> str:
     return (
         f"\nThe nearest valid layouts: {suggestions}"
         if suggestions
-        else "\nNo layout fits the other numbers."
+        else "\nNo valid layout exists for the other numbers."
     )
 
 
 def _candidates(requested: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield all layouts of ``world`` ranks or, if None, all up to twice the requested numbers."""
+    """Yield the layouts of ``world`` ranks; if it is None, all up to twice the requested sizes."""
     if world is None:
         yield from product(*(range(1, 2 * number + 1) for number in requested))
     else:

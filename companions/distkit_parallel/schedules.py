@@ -1,10 +1,9 @@
 """Pipeline schedules as data: the actions of each rank in order. No side effects.
 
 A model of p·v stages runs on p ranks, stage s on rank s mod p; a batch is split into m
-micro-batches. Each rank has a list of :class:`Action`, which :mod:`~distkit_parallel.pipeline`
-executes and :func:`~distkit_simulation.training.pipeline` simulates. If
-``torch.distributed.pipelining`` has the same schedule, the lists match its order. All schedules
-except GPipe follow one pattern::
+micro-batches. Each rank has a list of actions, which :mod:`~distkit_parallel.pipeline` executes
+and :func:`~distkit_simulation.training.pipeline` simulates. If ``torch.distributed.pipelining`` has
+the same schedule, the lists match its order. All schedules except GPipe follow one pattern::
 
     F F F   F B F B F B   B B B
     warm-up one each      drain

@@ -83,7 +83,7 @@ class Zero:
     def step(self) -> None:
         """Update this rank's parts, and gather the parameters in stages 1 and 2."""
         for unit in reversed(self.units):
-            unit.reduce_gradients()  # for parameters unused by the loss
+            unit.reduce_gradients()  # of units with parameters that the loss does not use
         self.optimizer.step()
         for unit in self.units:
             unit.share()
@@ -210,7 +210,7 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
 
 
 def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the model and its containers of layers, with the prefixes of their names."""
+    """Yield the model and its containers of layers, with the name prefix of their children."""
     yield prefix, module
     for name, child in module.named_children():
         if _is_container(child):
