@@ -14,7 +14,7 @@ export class Arrows {
     const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(requests.map(({ label }) => label));
     this.list = this.#visible(); // [number, path]
-    this.size = this.many ? 6 : clamp(0.6 * at.sizes.row * at.scale, 7, 11); // pixels of a head
+    this.size = this.many ? 6 : clamp(0.6 * at.sizes.row * at.scale, 7, 11); // length of a head [px]
   }
 
   drawHeads() {
@@ -27,7 +27,7 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // The visible arrows. If there are many, one per pair of lanes and range of pixels.
+  // The visible arrows; if there are many, only some of those that overlap.
   #visible() {
     const { at, store } = this;
     const [from, to] = at.view;
@@ -108,8 +108,8 @@ export class Arrows {
     c.stroke();
   }
 
-  // The label of a message, or else its size, next to its arrow if there is space. The only key of all
-  // requests is not shown, and a size that all messages share is shown only once.
+  // The label of a message, or else its size, next to its arrow if there is space. If all pushes and
+  // pulls have the same key, they have no label. A size that all messages share is shown only once.
   #sizeLabel(a, [x1, y1, x2, y2, whole]) {
     if (!whole || Math.abs(y2 - y1) < 34) return;
     const { c, style } = this;

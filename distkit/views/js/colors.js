@@ -1,6 +1,6 @@
 // Colors as numbers, for mixing on a canvas, and the colors of the page.
 
-// Red, green and blue of "#rrggbb" or "rgb(…)", the two forms in which a canvas returns colors.
+// Red, green and blue of "#rrggbb" or "rgba(…)", the two forms in which a canvas returns colors.
 export function channels(color) {
   if (!color.startsWith("#")) return color.match(/[\d.]+/g).slice(0, 3).map(Number);
   return [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));

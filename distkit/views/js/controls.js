@@ -67,7 +67,7 @@ export class Controls {
       return [rank, over || busy || back || why];
     });
     return {
-      back: busy || (position > 0 ? "" : "This is the first step."),
+      back: busy || (position > 0 ? "" : "There is no earlier step."),
       next: busy || (past ? "" : over || stuck),
       play: playing || past ? "" : over || stuck,
       finish: over || (playing ? "" : stuck), help: "", resume,

@@ -12,7 +12,7 @@ import { Bar, Player, Script } from "./player.js";
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [MIN_TICK, MAX_TICK] = [70, 420]; // minimum and maximum time between two ticks [ms]
 const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
-const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // of a round, and at most in total [ms]
+const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // duration of a round, and maximum duration of all rounds [ms]
 const MAX_SCALE = 1.4; // maximum scale of a scene
 const BESIDE_PANELS = 430; // height of a scene next to panels [px]
 const KEYS = " The space bar plays and pauses, the right and left arrow keys step forward and back, " +

@@ -10,7 +10,7 @@ const MAX_COLORED = 3000; // longer files have no highlighting [lines]
 const LINE_HEIGHT = 22; // pixels
 const CONTEXT_LINES = 2; // lines shown before and after the pins in a called function
 
-// A rank's number in its color: blocked ranks are hollow and hatched, failed ranks crossed.
+// A rank's number in its color; hatched for a blocked rank, and crossed out for a failed one.
 export function pin(rank) {
   return h("span", { class: "dk-pin", "data-rank": rank, style: rankColors(rank) }, String(rank));
 }

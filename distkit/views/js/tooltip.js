@@ -112,7 +112,7 @@ function details(item, store) {
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["GPU", item.gpu],
     ["line", item.where],
-    ["values", hasValues(item) || !store.values.size ? null : "not recorded at this point in a long trace"],
+    ["values", hasValues(item) || !store.values.size ? null : "not available for this operation"],
   ];
 }
 
