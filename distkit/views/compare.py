@@ -35,7 +35,7 @@ MESSAGE_METRICS = ("messages", "message_bytes", "between_bytes", "most_sent", "r
 #: Key, name, unit and description of each metric. Units: s, B, n (a count), % (a fraction).
 ROWS = [
     ("seconds", "total time", "s", "from the first event to the last"),
-    ("messages", "messages", "n", "point-to-point messages and requests that were sent"),
+    ("messages", "messages", "n", "point-to-point messages, requests and replies that were sent"),
     ("message_bytes", "bytes in messages", "B", "total of all messages"),
     ("between_bytes", "bytes between hosts", "B", "total of all messages from one host to another"),
     (
@@ -68,8 +68,8 @@ ROWS = [
         "busy",
         "in communication",
         "%",
-        "share of the time that ranks spend in sends, receives, collectives and requests, "
-        "including waiting for others; "
+        "share of the time that ranks spend in communication, including waiting for others, but "
+        "excluding the wait in the barrier at the end; "
         "mean over the ranks or, with parameter servers, over the workers",
     ),
     (
@@ -146,8 +146,8 @@ def _warnings(sides: Sequence[Side]) -> Iterator[str]:
         yield from (f"{side.name}: {notice}" for notice in side.frame["notices"])
     sizes = {side.name: len(side.frame["lanes"]) for side in sides if len(side.trace)}
     if len(set(sizes.values())) > 1:
-        parts = (f"{name} {count(n, 'rank')}" for name, n in sizes.items())
-        yield f"the world sizes differ: {'; '.join(parts)}"
+        parts = (f"{name} has {count(n, 'rank')}" for name, n in sizes.items())
+        yield f"the numbers of ranks differ: {'; '.join(parts)}"
 
 
 def to_table(picture: Json) -> str:
@@ -287,7 +287,8 @@ class Compare(View):
     at the end of a run, in which finished ranks wait, does not count.
 
     Hover over an operation to see the matching operation in the other traces and the difference in
-    time. Two operations match if each is the n-th operation with its name and peer on its rank.
+    time. The n-th operation with a given rank, name and peer matches the n-th such operation of
+    another trace; marked computation must also have the same label.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are

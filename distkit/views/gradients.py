@@ -59,7 +59,7 @@ class Layer:
 
     @property
     def largest_difference(self) -> float:
-        """The largest distance of a result from the single-process gradient; NaN if unknown."""
+        """The largest difference of a value from the single-process gradient; NaN if unknown."""
         distances = [distance(s, self.reference) for s in self.after if s and self.reference]
         return max(distances, default=math.nan)
 
@@ -241,7 +241,7 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
         _verdict(
             False,
             f"the replicas' weights {when}; after step {max(complete)}, {name(trace.info, rank)} "
-            f"is at a distance of {max_drift:.2g} from {name(trace.info, min(distances))}",
+            f"is at a distance of about {max_drift:.2g} from {name(trace.info, min(distances))}",
         )
     ]
 
@@ -249,7 +249,8 @@ def _drift(trace: EventLog, training: Training) -> list[Json]:
 def _distances(weights: Mapping[int, tuple[str, Summary]]) -> dict[int, float]:
     """Return the distance of each replica's weights from the first replica's; 0 if bitwise equal.
 
-    Replicas with a different number of values are omitted.
+    With more than 64 weights, it is estimated from sketches of the weights. Replicas with a
+    different number of values are omitted.
     """
     checksum, base = weights[min(weights)]
     return {
@@ -313,7 +314,8 @@ AGREEMENT = (
 )
 DRIFT = (
     "the largest distance of a rank's weights from the first rank's weights: the square root of "
-    "the sum of the squared differences. Replicas that apply the same gradients stay equal"
+    "the sum of the squared differences, estimated to within about 20% for more than 64 weights. "
+    "Replicas that apply the same gradients stay equal"
 )
 
 
@@ -413,7 +415,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
 
 
 def _cells(layer: Layer, ranks: list[int]) -> Iterator[Cell]:
-    """Yield the cells of the ranks' gradients, and the result."""
+    """Yield the cells of the ranks' gradients and of the result."""
     yield from (_cell(layer.before.get(rank)) for rank in ranks)
     if layer.after and not layer.same:
         yield Cell(None, missing="≠ by rank", wrong=True)

@@ -94,7 +94,7 @@ def _after(s: Span) -> Summary | None:
 def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -> Iterator[str]:
     if len(recorded) < len(groups):
         yield (
-            f"{count(len(groups) - len(recorded), 'operation')} not shown: their values were not "
+            f"{count(len(groups) - len(recorded), 'operation')} not shown: no values were "
             "recorded, to limit the overhead"
         )
     ranks = max(map(len, recorded[:shown]), default=0)
@@ -159,10 +159,10 @@ def _compare(trace: EventLog, group: list[Span]) -> tuple[list[Json], dict[int, 
 def _verdict(
     trace: EventLog, summaries: dict[int, Summary | None], prefix: str, *, expected: bool
 ) -> tuple[list[Json], dict[int, list[int]]]:
-    """Return a verdict if two ranks' values are known, and the positions at which ranks differ.
+    """Return a verdict and, for each rank that differs, the positions at which it does.
 
-    The reference is the largest group of ranks with equal values. For a message, ``prefix`` is
-    empty, and the reference is the sender.
+    Both are empty if fewer than two ranks' values are known. The reference is the largest group of
+    ranks with equal values. For a message, ``prefix`` is empty, and the reference is the sender.
     """
     available = {rank: s for rank, s in summaries.items() if s is not None}
     if len(available) < 2:

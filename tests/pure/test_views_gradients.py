@@ -124,7 +124,7 @@ def test_unaveraged_gradients_are_reported() -> None:
         (
             "different",
             "the replicas' weights first differ after step 1; "
-            "after step 2, rank 1 is at a distance of 8 from rank 0",
+            "after step 2, rank 1 is at a distance of about 8 from rank 0",
         ),
     ]
 

@@ -132,7 +132,7 @@ def test_long_run_is_truncated_with_a_notice(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "MAX_EVENTS", 5000)
     found = page(big(5600), tmp_path)
     assert (
-        found.views == ["timeline0"] and "this page shows only the timeline" in found.visible_text
+        found.views == ["timeline0"] and "this page shows only its timeline" in found.visible_text
     )
     (notice,) = [n for n in found.picture()["notices"] if "drawn" in n]
     assert notice.startswith("the first 1,000 of ") and found.length("start") == 1000

@@ -379,11 +379,13 @@ def _apply_change(pieces: tuple[Piece, ...], change: Change) -> tuple[Piece, ...
 def _tooltip(piece: Piece) -> tuple[Shape, ...]:
     """Return the tooltip of a chunk, which lists its contributions."""
     parts = (
-        ("contributions of rank", piece.certain),
-        ("possible contributions of rank", piece.possible),
+        ("contributions of", piece.certain),
+        ("possible contributions of", piece.possible),
     )
     lines = [
-        f"{label} {joined([str(r) for r in sorted(ranks)])}" for label, ranks in parts if ranks
+        f"{label} rank{'s' * (len(ranks) > 1)} {joined([str(r) for r in sorted(ranks)])}"
+        for label, ranks in parts
+        if ranks
     ]
     return (title("; ".join(lines)),) if lines else ()
 

@@ -1,4 +1,4 @@
-"""Writes stand-alone replay pages: a single file without a server or external resources.
+"""Writes stand-alone replay pages: single files that need no server or external resources.
 
 Each run has a tab per view. A single script contains the modules of js/ that the views need.
 """
@@ -25,7 +25,7 @@ from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Maximum number of operations in a page; above MAX_EVENTS events, a page has only the timeline.
+#: Maximum number of operations in a timeline, and of events in a run with other tabs.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
 #: Maximum numbers of the stage's calls and of tensor values in a page, per run.
 MAX_CALLS, MAX_VALUES = 4_000, 16_000
@@ -62,12 +62,12 @@ def renderer(view: str) -> str:
 
 
 def long_run_notice(trace: EventLog) -> str:
-    """Return a notice if the page of a long run has only the timeline; otherwise ""."""
+    """Return a notice if a run is so long that the page shows only its timeline; otherwise ""."""
     if len(trace) <= MAX_EVENTS:
         return ""
     return (
-        f"With {count(len(trace), 'event')}, this page shows only the timeline. For the other "
-        "views, use dk.Stage(dk.Trace.load(FILE)) in a notebook."
+        f"This run has {count(len(trace), 'event')}, so this page shows only its timeline. For the "
+        "other views, use dk.Stage(dk.Trace.load(FILE)) in a notebook."
     )
 
 
