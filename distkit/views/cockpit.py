@@ -61,7 +61,7 @@ class Moment(Protocol):
     def choice(self) -> Sequence[int]:
         """The ranks that were resumed to reach this moment.
 
-        It is empty for the first moment and after ``finish()``.
+        It may be empty, as for the first moment and after ``finish()``.
         """
 
     @property
@@ -375,8 +375,8 @@ class Worker:
 class Cockpit(Timeline):
     """Shows the source of a distributed program with a marker per rank, and steps through it.
 
-    Each rank has a card with the ranks it waits for and the values of its tensors. Below the cards
-    is the timeline up to the moment shown. Closing the cockpit does not affect the run.
+    Each rank has a card with the ranks it waits for and the values of its tensors. The timeline
+    below the cards is dimmed after the moment shown. Closing the cockpit does not affect the run.
 
     Args:
         source: a run that advances step by step, such as ``cluster.step(fn)``.

@@ -120,7 +120,7 @@ def with_code(html: str) -> str:
 
 
 def _chip(rank: int) -> str:
-    """Return a rank's number on its color."""
+    """Return a badge with a rank's number, in the rank's color."""
     light, dark = (colors[rank % len(colors)] for colors in (RANKS_LIGHT, RANKS_DARK))
     style = f"--light:{light};--dark:{dark};--on-light:{svg.readable(light)}"
     return f'<i title="rank {rank}" style="{style}">{rank}</i>'

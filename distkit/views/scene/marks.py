@@ -220,7 +220,7 @@ class Scene:
 def intervals(
     spans: Iterable[tuple[float, float | None, T]],
 ) -> Iterator[tuple[float, float | None, list[T]]]:
-    """Yield each interval between changes in which items are present, with the oldest item first.
+    """Yield each interval in which the same items are present, and these items, oldest first.
 
     An item whose end is None or infinity never disappears.
 

@@ -18,7 +18,8 @@ MAX_CIRCLES = 16
 RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
 SCALE = 1.6
-#: Legend texts by style, of which only those in use are shown. ``{}`` becomes the ranks' states.
+#: Legend texts by style. All except the first are shown only if their style is in use. ``{}``
+#: becomes the ranks' states.
 LEGEND = {
     "arrow": "arrow: waits for",
     "held": "dashed: blocked",

@@ -84,7 +84,7 @@ class ServerProjection:
 
 
 def project(trace: EventLog, live: bool = False) -> ServerProjection:
-    """Project the parameter server of a run.
+    """Return the projection of a run with a parameter server.
 
     Args:
         trace: the run.

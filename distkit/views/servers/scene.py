@@ -48,7 +48,7 @@ Point = tuple[float, float]
 #: The shapes of a legend entry, their width [px], and their meaning.
 LegendEntry = tuple[list[Shape], float, str]
 
-#: Layers, from the lowest: messages in flight do not cover keys and versions.
+#: Layers, from the lowest: the arrows of messages do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
 #: Widths of the picture, and of the area left of a scheduler [px].
 WIDTH, FIELD_WIDTH = 720, 580
@@ -274,7 +274,7 @@ class _Renderer:
         for n in range(self.quorum):
             x, w = n * layout.slot, layout.slot_width
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
-            if self.owners and w > 14:  # an empty slot names its worker
+            if self.owners and w > 14:  # the rank of the worker, in an empty slot
                 shapes.append(
                     text(str(self.owners[n]), "small", x=x + w / 2, y=38.5, anchor="middle")
                 )
@@ -283,7 +283,10 @@ class _Renderer:
     # -- states ----------------------------------------------------------------------------
 
     def _slot(self, layout: KeyLayout, g: Request) -> Point:
-        """Return the position of a gradient: the slot of its worker, or else of its number."""
+        """Return the position of a gradient in an inbox.
+
+        It is the worker's own slot or, if workers share slots, the next free slot.
+        """
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
 
@@ -311,7 +314,7 @@ class _Renderer:
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
 
     def _draw_versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
-        """Draw the versions of a key, with values if there are few, and each update's staleness."""
+        """Draw the versions of a key, with short values, and each update's maximum staleness."""
         self.scene.add(
             *layout.pill,
             text("no value yet", "small", x=19, y=4, anchor="end"),

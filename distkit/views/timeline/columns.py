@@ -5,10 +5,11 @@ sorted by lane, row and start, so that the renderer finds the visible ones by bi
 Operations with the same properties share a category, which is stored once. During a run, the
 columns are recomputed with each update.
 
-A rank *waits* in an operation from the end of its other activity (calls and marked computation)
-until the last rank that the operation needs has arrived. Ranks that have finished do not wait, so
-the time until the last member arrives at a final barrier counts neither as waiting nor as
-communication. After a final barrier, its members only pull or enter further barriers.
+A rank *waits* in an operation until the last rank that the operation needs has arrived. The wait
+begins at the rank's last activity (the start of a call or the end of marked computation) or, if
+that is later, at the recorded start of the wait. Ranks that have finished do not wait, so the time
+until the last member arrives at a final barrier counts neither as waiting nor as communication.
+After a final barrier, its members only pull or enter further barriers.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ class Columns:
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic between hosts; empty for a single host."""
+        """Traffic by source and destination host; empty for a single host."""
         hosts = hosts_if_several(self.info)
         return traffic(hosts, self.pairs.sums()) if hosts else {}
 

@@ -85,7 +85,7 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
     """Return the picture without its card, for use in another picture, and its height.
 
     Args:
-        picture: a picture with bars and arrows as objects, as from ``Columns.picture``.
+        picture: a picture with bars and arrows as objects, such as that of ``Columns.picture``.
         limit: maximum number of operations; a notice states how many are drawn.
     """
     renderer = _Renderer(_part(picture, limit))
@@ -163,7 +163,7 @@ class _Renderer:
         stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
         self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
-        #: Labels of marks, if at least one mark has space for its label or a short form of it.
+        #: Labels that fit, in full or shortened, into at least one of their marks.
         self.fitting_labels = {
             bar["label"]
             for bar in picture["bars"]

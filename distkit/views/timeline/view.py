@@ -12,7 +12,8 @@ from distkit.views.timeline.static import MAX_BARS, to_svg, totals
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
-#: Limits during a run: operations drawn, and operations above which no tensor values are sent.
+#: During a run: maximum number of drawn operations, and number of operations above which no tensor
+#: values are sent.
 MAX_LIVE, MAX_LIVE_WITH_VALUES = 20_000, 400
 
 
