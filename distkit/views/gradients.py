@@ -1,8 +1,9 @@
 """Draws a watched training loop: a table of gradients for each step, and curves of drift and loss.
 
 The agreement is the mean cosine similarity over all pairs of ranks' gradients, weighted by the
-product of their norms. It is exact even if only some of the values were recorded, because it
-follows from the norms of the gradients and of their sum.
+product of their norms. It follows from the norms of the gradients and of their sum, so it does not
+depend on how many values were recorded. If a layer has more than 65,536 elements, these norms are
+estimates.
 """
 
 from __future__ import annotations
@@ -309,7 +310,8 @@ RESULTS = {
 }
 AGREEMENT = (
     "mean cosine: the mean cosine similarity over all pairs of ranks' gradients, weighted by the "
-    "product of their norms. It takes all values into account, including those that are not shown. "
+    "product of their norms. It takes all values into account, including those that are not shown "
+    "(in layers with more than 65,536 values, a sample). "
     "1: the same direction, 0: unrelated, below 0: opposed"
 )
 DRIFT = (

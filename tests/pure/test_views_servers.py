@@ -236,7 +236,7 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
         "server 0 updates w to v2 with worker 1 (1 late)"
     )
     assert opening(run) == update.end  # when the staleness appeared
-    assert verdicts(run.history)[0]["text"].startswith("1 of 2 gradients were late: ")
+    assert verdicts(run.history)[0]["text"].startswith("1 of 2 gradients was late: ")
 
 
 def test_dead_nodes_are_labeled_and_crossed_out() -> None:

@@ -74,7 +74,7 @@ def host_totals(info: RunInfo, hosts_traffic: Traffic) -> list[tuple[str, str, s
 
     Args:
         info: metadata of the run.
-        hosts_traffic: traffic between its hosts.
+        hosts_traffic: traffic by source and destination host.
     """
     if not (hosts := hosts_if_several(info)):
         return []

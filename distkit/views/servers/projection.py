@@ -290,7 +290,8 @@ def verdicts(history: ServerHistory) -> list[frame.Json]:
     applied = [n for u in history.updates for n in u.late.values()]
     late, total = sum(map(bool, applied)), count(len(applied), "gradient")
     text = (
-        f"{late:,} of {total} were late: another worker had updated the value since the pull"
+        f"{late:,} of {total} {'was' if late == 1 else 'were'} late: the value had been updated "
+        "since the pull"
         if late
         else f"no gradient was late: {len(applied):,} of {total} were computed from the latest "
         "version"
