@@ -21,7 +21,7 @@ from benchmarks.figure import Figure  # noqa: E402
 from benchmarks.gpu import ROWS  # noqa: E402
 
 FOLDER = ROOT / "docs" / "measured"
-NOT_MEASURED = "not measured: no GPU"
+NOT_MEASURED = "not measured"
 
 #: Results of tests, worst first.
 _WORST_FIRST = ["failed", "skipped", "passed"]
@@ -44,7 +44,7 @@ only the driver and a Python with torch for CUDA. To publish a report, copy it a
 this folder, name it after the GPU and the date, and run `tools/gpu-check --render`.
 
 Each measurement has a limit that it must meet. Some also have a stricter limit, the target. Each
-result states the strictest limit that it meets.
+result states the strictest limit that it meets, or that it meets none.
 """
 
 
