@@ -154,7 +154,7 @@ def _measure_leftover_memory(killed: bool, device: str, reps: int) -> Pair:
 
 
 def _leftover_memory(device: str, killed: bool) -> float:
-    """Return the memory still in use 5 s after the cluster or its kernel has exited [MiB]."""
+    """Return the memory still in use 5 s after the cluster or its kernel was stopped [MiB]."""
     before = _memory_in_use(device, [])
     with Driver(_CLUSTER) as driver:
         _, ranks = driver.request(device)

@@ -54,7 +54,7 @@ FIGURES = {
         limit=0,
     ),
     "hierarchical / gloo": Figure(
-        f"hierarchical all-reduce of 4 MB, 3 x 2 ranks over {RATE}",
+        f"all-reduce of 4 MB, 3 x 2 ranks over {RATE}, shared_memory",
         "s",
         reference="gloo's ring",
         limit=1 / 1.3,
@@ -149,7 +149,7 @@ def _measure_fault(fault: str) -> dict[str, float]:
 
 
 def _count_processes(lab: Laboratory, fault: str) -> int:
-    """Count the cluster's processes, on the head node only if the kernel was killed."""
+    """Count the cluster's processes; those on the head node count only after a kill."""
     listings = [
         lab.run(host, ["ps", "-eo", "args"], capture_output=True, text=True).stdout
         for host in lab.hosts

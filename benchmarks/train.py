@@ -92,7 +92,7 @@ def steps_on_rank() -> dict[str, float]:
     return seconds
 
 
-#: Trains the same model as in PyTorch's tutorial, and prints the seconds per step.
+#: Trains the same model with DDP, as PyTorch's tutorial does, and prints the seconds per step.
 DDP = """
 import sys, time
 import torch

@@ -170,7 +170,7 @@ def _static(events: int) -> float:
 
 
 def _in_lab(reps: int, log: Log) -> Samples:
-    """Return the times to load and first draw traces, and per frame of pan and zoom [ms]."""
+    """Return the times to load and to draw traces, and the frame times of pan and zoom [ms]."""
     samples: Samples = {}
     cells = [
         cell
