@@ -25,7 +25,7 @@ STATES = {
     "idle": _KERNEL,
     "running": (*_KERNEL, *_RANKS),
     "stepping": (*_KERNEL, *_RANKS),
-    "running a cell": (*_KERNEL, "controller", *_RANKS),
+    "running a cell": (*_KERNEL, *_ENGINES),
     "after a cell": (*_KERNEL, *_ENGINES),
 }
 GAPS = (0.0, 0.01)
