@@ -1,4 +1,4 @@
-"""Exercises on collectives, run on real ranks and compared with the best algorithm's messages."""
+"""Exercises on collectives, whose messages are compared with those of the best algorithm."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FIRST_CASE = ["alpha", "beta", "gamma"]
 
 
 def placements() -> Iterator[list[str]]:
-    """Yield every placement of up to five ranks on up to three machines."""
+    """Yield every placement of two to five ranks on up to three machines."""
     for n in range(2, 6):
         yield from (list(hosts) for hosts in product(("alpha", "beta", "gamma"), repeat=n))
 
@@ -49,7 +49,7 @@ def sent_between(hosts: list[str]) -> int:
 
 
 def open_ended(hosts: list[str], nbytes: int) -> float:
-    """Leaves out the message from the last rank to the first."""
+    """Leaves out the messages from the last rank to the first."""
     return sum(a != b for a, b in pairwise(hosts)) * 2 * (len(hosts) - 1) * nbytes / len(hosts)
 
 

@@ -507,7 +507,7 @@ TASKS: list[Task] = [
             (sends_to_itself, "n=2: a rank sends to itself"),
             (
                 sends_theirs,
-                "in the second round, rank 0 sends chunk 1, which is complete on rank 1",
+                "in the second round, rank 0 sends chunk 1, which is not complete on that rank",
             ),
         ),
         worth=2,

@@ -35,8 +35,7 @@ class Server:
     """The state of a server with one key, for ``dk.check.push_handler``.
 
     ``sync``: True for ``dist_sync``, False for ``dist_async``. ``workers``: the number of workers.
-    ``waiting``: the workers with an unanswered pull, from which the handler removes those that it
-    answers.
+    ``waiting``: the workers with an unanswered pull; the handler removes those that it answers.
     ``inbox``: the gradients of an incomplete round, by worker. ``seen``: the (worker, number) of
     accepted pushes.
     """
@@ -101,7 +100,7 @@ def counted_once(pushes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int,
 def two_bit(
     gradient: Sequence[float], rest: Sequence[float], threshold: float
 ) -> tuple[list[float], list[float]]:
-    """Add the rest to the gradient; send minus the threshold, 0 or the threshold for each sum."""
+    """Add the rest to the gradient; send -threshold, 0 or +threshold for each sum."""
     totals = [g + r for g, r in zip(gradient, rest, strict=True)]
     sent = [threshold * ((t >= threshold) - (t <= -threshold)) for t in totals]
     return sent, [t - s for t, s in zip(totals, sent, strict=True)]
@@ -114,8 +113,8 @@ ROUNDS, SCENARIOS = 3, 60
 #: Number of messages shown from the end of a failed scenario.
 SHOWN = 7
 
-#: The kinds of scenarios, the simplest first: description, whether it is synchronous, and the
-#: probability that a push is repeated.
+#: The kinds of scenarios, the simplest first: description, whether the server is synchronous, and
+#: the probability that the next message repeats an earlier push.
 KINDS = (
     ("dist_sync: one update with the sum of each round, and then replies to the pulls", True, 0.0),
     ("dist_async: an update with each gradient, immediately", False, 0.0),
@@ -192,7 +191,7 @@ def scenario(sync: bool, repeated: float, workers: int, rng: Random) -> Iterator
 
     Args:
         sync: whether the server is synchronous.
-        repeated: probability that a push is repeated, immediately or later.
+        repeated: probability that the next message repeats an earlier push.
         workers: the number of workers.
         rng: the source of the random order.
     """
@@ -531,8 +530,8 @@ def simulate_training(bound: int, step: float, pause: float) -> tuple[float, int
     """Simulate workers that train on a server with this bound; worker 0 pauses once.
 
     Returns:
-        The longest time that a pull waited [s], and the most gradients by which a worker was ahead
-        of the slowest one when its pull returned.
+        The longest time that a pull waited [s], and the largest number of gradients by which a
+        worker was ahead of the slowest one when its pull returned.
     """
     server = KVServer(Asynchronous(bound), range(WORKERS))
     server.handle(SetOptimizer(0, 0, "sgd", {"learning_rate": 0.1}))

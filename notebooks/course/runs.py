@@ -259,7 +259,7 @@ def sharded_step() -> Trace:
 
 
 def central_steps() -> Trace:
-    """Steps of three replicas with the variables on rank 0; in the second step rank 1 fails."""
+    """Steps of three replicas with the variables on rank 0; one rank fails in the second step."""
     lines, at = list[Line](), 0.0
     call = partial(collective, dtype="float64")
     for step in range(3):

@@ -181,7 +181,7 @@ def one_by_one(gradients: list[Tensor]) -> None:
 
 
 def clips_first(gradients: Tensor, max_norm: float) -> None:
-    """Clips each rank by its own norm."""
+    """Clips each rank's gradients by their own norm."""
     gradients *= min(1.0, max_norm / gradients.norm().item())
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
