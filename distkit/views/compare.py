@@ -275,7 +275,7 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 
 #: Maximum number of traces; the lanes of more traces would be indistinguishable.
 MAX_TRACES = 8
-#: Maximum numbers of operations and lanes in the static picture, tried in order.
+#: Maximum number of operations and of lanes in the static picture, tried in order.
 SIZES = ((MAX_BARS, MAX_LANES), (MAX_BARS // 2, MAX_LANES), (MAX_BARS // 4, MAX_LANES // 3))
 
 
@@ -453,11 +453,10 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
     return result
 
 
-#: Maximum number of runs with metrics next to the lanes; width of a run's column there, and width
-#: of the table below the lanes [px].
-MAX_SIDE_RUNS, COLUMN_WIDTH, TABLE_WIDTH = 3, 112, 912
-#: Width of the name column, heights of a row and of the column headings [px].
-NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 156, 29, 26
+#: The metrics of more runs are below the lanes, in a table, instead of in columns next to them.
+MAX_SIDE_RUNS = 3
+#: Sizes of the columns and the table [px].
+COLUMN_WIDTH, TABLE_WIDTH, NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 112, 912, 156, 29, 26
 
 
 def table(data: Json, width: float) -> Scene:

@@ -292,11 +292,11 @@ def _finite(curves: list[Curve]) -> list[Curve]:
 
 # -- the picture -----------------------------------------------------------------------------------
 
-#: Maximum numbers of drawn ranks, of drawn layers, and of values in all steps.
+#: Limits: ranks and layers that are drawn, and values in all steps.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
-#: Widths of the scene and of layer names; height of a tensor [px].
+#: Sizes [px].
 WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 44
-#: Widths of curves and axis; height of one of two curves, and distance between them [px].
+#: Sizes of the curves and their axes, and the distance between two curves [px].
 CURVE_WIDTH, AXIS_WIDTH, CURVE_HEIGHT, CURVE_GAP = 200, 32, 84, 38
 
 

@@ -24,14 +24,14 @@ from distkit.views.scene.values import (
     unequal,
 )
 
-#: Maximum numbers of drawn ranks per operation, of values in all operations, and of operations in
-#: the text table; the static picture shows fewer operations.
+#: Limits: ranks that are drawn per operation, values in all operations, and operations in the text
+#: table; the static picture shows fewer operations.
 MAX_RANKS, MAX_VALUES, MAX_STILLS = 16, 120_000, 12
 
 #: Collectives after which all ranks should have equal values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
-#: Widths of the scene and of row names, height of a tensor [px].
+#: Sizes [px].
 WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 100, 120
 
 

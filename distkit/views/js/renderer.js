@@ -34,7 +34,7 @@ export class Renderer {
     c.rect(at.left - 4, 0, at.right - at.left + 8, at.bottom);
     c.clip();
     const strips = new Strips(this);
-    const { bars, thin } = strips.sort();
+    const { bars, thin } = strips.classify();
     this.summed = strips.sums.some(({ dense }) => dense);
     strips.draw(true);
     this.#ribbons(bars);

@@ -1,17 +1,17 @@
-// Bars that are too small to distinguish. A row full of them is drawn as a sum: the fraction of
-// time in bars, with the fraction in waits paler. If bars fill little of the time, they are strips
-// of color. Failures and open operations are drawn individually.
+// Draws bars that are too small to distinguish. A row with many bars is drawn as a sum: the fraction
+// of time in bars, with the time spent waiting in a paler shade. If the bars cover little time, the
+// row is drawn as strips of color. Failures and open operations are drawn individually.
 
 import { clamp } from "./numbers.js";
 
 const MIN_LABELED_WIDTH = 12; // minimum width of a bar with a label [px]
 const MAX_LABELED = 500; // maximum number of failures and open operations with labels
-const EACH_BAR = 7; // average pixels per bar below which a row is a sum
-const BIN = 6; // width of a step of the sum [px]
-const DENSE_FRACTION = 0.25; // fraction of time below which a row has strips that are a pixel wide
-const MIN_STRENGTH = 0.3; // minimum strength of a pixel that a bar covers in part
+const MIN_PIXELS_PER_BAR = 7; // rows with less space per bar are drawn as sums
+const BIN = 6; // width of a bin of a sum [px]
+const DENSE_FRACTION = 0.25; // rows with a smaller fraction of time in bars are drawn as strips
+const MIN_OPACITY = 0.3; // minimum opacity of a pixel that is partly covered by a bar
 
-// Fill strength of bars that are too small for details.
+// Opacity of bars that are too small for details.
 export const FILL = { send: 1, collective: 1, request: 0.6, recv: 0.5, store: 0.5, mark: 1 };
 
 export class Strips {
@@ -22,12 +22,12 @@ export class Strips {
   }
 
   // Returns wide bars as objects, and thin ones as indices; the bars of full rows become sums.
-  sort() {
+  classify() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
     store.tracks.forEach((track, t) => {
       const [first, last] = at.visibleRange(track);
-      if ((last - first) * EACH_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
+      if ((last - first) * MIN_PIXELS_PER_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
       track.items.subarray(first, last).forEach((i, n) => {
         if (store.open.has(i) || store.odd.has(i)) return;
         const next = at.x(store.start[track.items[first + n + 1]] ?? Infinity);
@@ -44,7 +44,7 @@ export class Strips {
     return { bars, thin };
   }
 
-  // The fractions of each step that a row's bars cover: highlighted bars, their waits, and other bars.
+  // The fractions of each bin that a row's bars cover: highlighted bars, their waits, and other bars.
   #sum(track, t, bin) {
     const { store, at, renderer: { bright } } = this;
     const [first, last] = at.visibleRange(track);
@@ -68,29 +68,29 @@ export class Strips {
     return dense || bin === 1 ? { t, dense, bars, waits, dim } : this.#sum(track, t, 1);
   }
 
-  // Steps whose height is the fraction of time in bars.
+  // Draws each bin as high as its fraction of time in bars.
   #area(bars, waits, dim, y, height) {
-    const steps = (strength, tall) => {
+    const drawBins = (opacity, tall) => {
       bars.forEach((_, n) => {
         const part = Math.min(1, tall(n)) * height;
-        if (part > 0.1) this.#fill(strength, n * BIN, y + height - part, BIN, part);
+        if (part > 0.1) this.#fill(opacity, n * BIN, y + height - part, BIN, part);
       });
     };
-    steps(0.2, (n) => dim[n] + bars[n]);
-    steps(0.3, (n) => bars[n]);
-    steps(1, (n) => bars[n] - waits[n]);
+    drawBins(0.2, (n) => dim[n] + bars[n]);
+    drawBins(0.3, (n) => bars[n]);
+    drawBins(1, (n) => bars[n] - waits[n]);
   }
 
   #strip(bars, dim, y, height) {
     bars.forEach((cover, n) => {
-      const strength = Math.max(shade(cover), 0.25 * shade(dim[n]));
-      if (strength) this.#fill(strength, n, y, 1, height);
+      const opacity = Math.max(shade(cover), 0.25 * shade(dim[n]));
+      if (opacity) this.#fill(opacity, n, y, 1, height);
     });
   }
 
-  #fill(strength, x, y, width, height) {
+  #fill(opacity, x, y, width, height) {
     const { c } = this.renderer;
-    c.globalAlpha = strength;
+    c.globalAlpha = opacity;
     c.fillRect(this.at.left - 4 + x, y, width, height);
   }
 
@@ -109,9 +109,9 @@ export class Strips {
   }
 }
 
-const shade = (cover) => (cover > 0 ? MIN_STRENGTH + (1 - MIN_STRENGTH) * Math.min(1, cover) : 0);
+const shade = (cover) => (cover > 0 ? MIN_OPACITY + (1 - MIN_OPACITY) * Math.min(1, cover) : 0);
 
-// Adds a bar to the steps that it covers, in parts.
+// Adds a bar to the bins that it overlaps, in proportion to the overlap.
 function add(cover, x, width) {
   const last = Math.min(cover.length - 1, Math.floor(x + width));
   for (let p = Math.max(0, Math.floor(x)); p <= last; p++)

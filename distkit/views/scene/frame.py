@@ -13,7 +13,7 @@ from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
 from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
-#: Maximum numbers of drawn lanes (a notice states how many are drawn), and of notices about
+#: Maximum number of drawn lanes (a notice states how many are drawn) and of notices about
 #: unrecorded calls.
 MAX_LANES, MAX_UNRECORDED = 256, 3
 

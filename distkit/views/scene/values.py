@@ -25,8 +25,8 @@ from distkit.views.scene.marks import (
 from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
-#: Maximum number of values in a single row, the row length of longer tensors, and the maximum
-#: number of elements of a tensor that is formatted as text.
+#: A tensor with more than MAX_SINGLE_ROW values is drawn in rows of ROW_LENGTH values. One with at
+#: most MAX_WRITTEN elements is formatted as text.
 MAX_SINGLE_ROW, ROW_LENGTH, MAX_WRITTEN = 16, 8, 6
 
 
@@ -122,15 +122,14 @@ def format_values(s: Summary | None) -> str:
 
 # -- marks -----------------------------------------------------------------------------------------
 
-#: Shades of a color; maximum cell width; minimum and maximum size of numbers in cells [px].
-SHADES, MAX_CELL_WIDTH, MIN_SIZE, MAX_SIZE = 8, 40, 9, 11.5
-#: Minimum cell height in a single row and in several rows, and maximum cell height [px].
-MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 18, 4, 26
-#: Number of bins and height [px] of a histogram, and minimum number of values for one.
-BINS, HISTOGRAM_HEIGHT, MIN_VALUES = 17, 20, 8
-#: Maximum column width, minimum width of a column with labeled numbers, gap between columns,
-#: height of a line of text [px].
-MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT = 330, 70, 12, 13
+#: Number of shades of a color. A histogram has BINS bins and needs MIN_VALUES values.
+SHADES, BINS, MIN_VALUES = 8, 17, 8
+#: Sizes of cells [px]. A cell in a single row is at least MIN_ROW high, in several rows MIN_HEIGHT.
+MAX_CELL_WIDTH, MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 40, 18, 4, 26
+#: Font sizes of the numbers in cells [px].
+MIN_SIZE, MAX_SIZE = 9, 11.5
+#: Sizes of columns and texts [px]. Columns of at least MIN_NAMED have labeled numbers.
+MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT, HISTOGRAM_HEIGHT = 330, 70, 12, 13, 20
 
 #: Values of a tensor; non-finite values are strings.
 Values = tuple[float | str, ...]

@@ -14,7 +14,7 @@ from distkit.views.scene.theme import GRAY, MARKS
 
 #: Maximum number of circles in a picture.
 MAX_CIRCLES = 16
-#: Radius of a circle, gap between a circle and its arrows, distance between opposite arrows [px].
+#: Sizes [px]. GAP is between a circle and its arrows, ARROW_DISTANCE between opposite arrows.
 RADIUS, GAP, ARROW_DISTANCE = 15.0, 3.0, 11.0
 #: Scale of the picture below a notebook's error.
 SCALE = 1.6

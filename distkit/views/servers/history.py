@@ -28,7 +28,7 @@ from distkit.views.scene.values import format_values
 
 #: A key on a server.
 ServerKey = tuple[int, str]
-#: Maximum numbers of nodes listed by name, and of drawn workers.
+#: Maximum number of nodes that are listed by name, and of workers that are drawn.
 MAX_NAMES, MAX_WORKERS = 3, 10
 
 

@@ -26,7 +26,7 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: Maximum numbers of drawn keyframes (the last ones of a run), of drawn servers, and of updates
+#: Limits: keyframes that are drawn (the last ones of a run), servers that are drawn, and updates
 #: among which the opening moment is chosen.
 MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
 

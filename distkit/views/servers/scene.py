@@ -50,17 +50,16 @@ LegendEntry = tuple[list[Shape], float, str]
 
 #: Layers, from the lowest: the arrows of messages do not cover keys and versions.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
-#: Widths of the picture, and of the area left of a scheduler [px].
+#: Width of the scene, and of the area to the left of a scheduler [px].
 WIDTH, FIELD_WIDTH = 720, 580
-#: Maximum numbers of drawn keys per server, workers of an update, and wait bars.
+#: Limits: keys per server, workers of an update, and wait bars.
 MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
-#: Heights of a server's heading and of a key; gaps between and around servers; distance to the
-#: workers [px].
+#: Sizes of servers and keys, gaps between and around servers, and distance to the workers [px].
 HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 34, 48, 20, 4, 96
 #: Position, distance and height of the wait bars; width of the side panel [px].
 LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
-#: The last bin of the histogram counts gradients of at least this staleness; width and height of
-#: the histogram, and minimum height of a bar [px].
+#: Number of the histogram's last bin, which also counts all higher values of staleness; size of the
+#: histogram, and minimum height of its bars [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
 #: Spacing between the message paths of neighboring keys, and between a key's pull and its other
 #: messages [px].

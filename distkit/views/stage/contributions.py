@@ -23,7 +23,7 @@ from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
-#: Maximum numbers of ranks to trace, and of tensors to remember per rank.
+#: Maximum number of ranks to trace, and of tensors to remember per rank.
 MAX_RANKS, MAX_TENSORS = 64, 16
 
 

@@ -31,8 +31,7 @@ from distkit.views.stage.contributions import (
 
 Pair = tuple[int, int]
 Point = tuple[float, float]
-#: Maximum numbers of calls in the drawn keyframes, of drawn ranks (a note states how many), and
-#: of panels.
+#: Limits: calls in the drawn keyframes, drawn ranks (a note states how many are drawn), and panels.
 MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
 FLIGHT_TIME = 0.85

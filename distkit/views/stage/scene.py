@@ -33,15 +33,14 @@ from distkit.views.stage.projection import MAX_CALLS, Keyframe, Point, Stage, pr
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
-#: Maximum numbers of arrows that are held at the end of a round, and of links with directions.
+#: If there are more, arrows are not held at the end of a round, and links show no direction.
 MAX_ARROWS, MAX_DIRECTED = 64, 24
-#: Maximum numbers of ranks with strips, and of ranks with numbers.
+#: Strips are drawn for at most MAX_STRIPS ranks, and rank numbers for at most MAX_NUMBERS ranks.
 MAX_STRIPS, MAX_NUMBERS = 12, 40
-#: Horizontal gap between cards, its minimum, vertical gap between cards, margin of the field, gap
-#: between a badge and its strip, maximum width of the field [px].
+#: Gaps between cards, margin and maximum width of the field, and gap between a badge and its strip
+#: [px].
 CARD_GAP, MIN_CARD_GAP, ROW_GAP, FIELD_MARGIN, BADGE_GAP, MAX_WIDTH = 62, 30, 46, 14, 6, 860
-#: Width of a chunk, minimum and maximum width of a strip, and its approximate height; height of a
-#: host's name above its cards [px].
+#: Sizes of strips, of their chunks, and of host names [px]. The height of a strip is approximate.
 CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT, NAME_HEIGHT = 36, 72, 180, 50, 16
 
 

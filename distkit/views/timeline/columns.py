@@ -93,7 +93,7 @@ class Columns:
     # -- as plain objects ---------------------------------------------------------
 
     def picture(self, max_bars: int | None = None) -> Json:
-        """Return the picture with bars, at most ``max_bars``, and their arrows as objects."""
+        """Return the picture as plain objects, with at most ``max_bars`` bars and their arrows."""
         chosen = self.drawn.copy()
         if max_bars is not None:
             drawn = np.flatnonzero(chosen)
@@ -217,7 +217,7 @@ class Columns:
         return slice(*np.searchsorted(self.ops.rank, [rank, rank + 1]))
 
     def _died(self, rank: int) -> float | None:
-        """Return when a rank died [s]; None if it did not, or if the time is unknown.
+        """Return the time at which a rank died [s]; None if it did not, or if the time is unknown.
 
         A server whose backup took over has no entry in ``info.ends``; a worker that was replaced
         has one.
@@ -422,7 +422,7 @@ def _lanes(rank: Ints) -> list[tuple[int, slice]]:
 
 
 def _last_active(ops: Operations, final: Floats) -> Floats:
-    """Return when each operation's rank was last active outside it, or called the operation."""
+    """Return the time of the rank's last activity outside each operation, or else of its call."""
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
@@ -440,7 +440,7 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
 
 
 def _arrival(ops: Operations, pairs: Pairs) -> Floats:
-    """Return when the last rank that each operation needs has arrived.
+    """Return the time at which the last rank that each operation needs arrives.
 
     The result is infinity for a receive whose message was never sent, and -infinity for an
     operation that needs no other rank.

@@ -26,10 +26,10 @@ from distkit.views.scene.theme import (
 )
 from distkit.views.scene.values import fitting
 
-#: Maximum numbers of drawn operations and ranks; a notice states how many are drawn.
+#: Maximum number of operations and of ranks that are drawn; a notice states how many are.
 MAX_BARS, MAX_LANES = 200, 48
-#: Width of the picture, right edge of the lanes, height of a host name above them, length of an
-#: arrow's head, minimum width of a bar with a label [px].
+#: Sizes [px]. RIGHT is the right edge of the lanes, HEAD is the length of an arrowhead, and bars of
+#: at least MIN_LABELED have a label.
 WIDTH, RIGHT, HOST_HEIGHT, HEAD, MIN_LABELED = 960, 926.0, 22, 10, 12
 GAP, PAD, BOLD = SIZES["gap"], SIZES["pad"], 'font-size="13" font-weight="700"'
 

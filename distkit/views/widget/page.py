@@ -25,9 +25,9 @@ from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Maximum number of operations in a timeline, and of events in a run with other tabs.
+#: Maximum number of operations in a timeline, and of events in a run that has other tabs.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
-#: Maximum numbers of the stage's calls and of tensor values in a page, per run.
+#: Maximum number of calls in a run's stage, and of tensor values in its tensors view.
 MAX_CALLS, MAX_VALUES = 4_000, 16_000
 
 
