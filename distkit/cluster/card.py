@@ -118,7 +118,7 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
     if rank >= supervisor.plan.ranks:
         return "serving"
     verb = "stepping" if run and run.stepped else "running"
-    return f"{verb} {run.name}" if run and rank in run.waiting else "idle"
+    return f"{verb} {run.name}" if run and rank in run.unfinished else "idle"
 
 
 class Card:

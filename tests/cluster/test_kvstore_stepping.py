@@ -252,7 +252,7 @@ def test_slow_worker_is_not_a_hang(usable: dk.Cluster, tmp_path: Path, options) 
     run = usable.submit(push_late, flag=str(flag), **options)
     conductor = run._conductor
     if "backup" in options:
-        conductor._wait_until(lambda: set(conductor.waiting) == {2}, 30)
+        conductor._wait_until(lambda: set(conductor.unfinished) == {2}, 30)
     else:
         conductor._wait_until(lambda: conductor.watchdog._checked_at > 0 or run.finished, 30)
         assert {r for f in run.findings for r in f.waiting} == {0, 1}

@@ -121,7 +121,7 @@ class Following(Run):
         self._stepper: Stepper | None = None
         self._attached.poll()
         threading.Thread(target=self._attached.conduct, args=(self._control,), daemon=True).start()
-        if self._attached.waiting:
+        if self._attached.unfinished:
             threading.Thread(target=self._poll, name="distkit-follow", daemon=True).start()
         else:  # the run has already ended
             self._attached.finished_event.wait()
@@ -142,7 +142,7 @@ class Following(Run):
         end = time.monotonic() + (math.inf if timeout is None else timeout)
         while not self.finished:
             if self._attached.deadlock and not self._attached.ending:
-                state = "The ranks still wait: run.interrupt() ends those on this machine."
+                state = "The ranks are still waiting: run.interrupt() ends those on this machine."
                 raise report.deadlock_error(self._attached.deadlock, state, self.trace)
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name} is still running after {timeout} s, and continues")
@@ -206,7 +206,7 @@ class Following(Run):
         return {rank: why for rank, why in found.items() if why}
 
     def _poll(self) -> None:
-        while self._attached.waiting and not self.finished:
+        while self._attached.unfinished and not self.finished:
             start = time.monotonic()
             self._attached.poll()
             time.sleep(max(POLL_INTERVAL, READ_MULTIPLE * (time.monotonic() - start)))
@@ -260,7 +260,7 @@ class AttachedRun(Conductor):
 
     def poll(self) -> None:
         """Read what the ranks have written since the last call."""
-        changed = [rank for rank in self.waiting if self._update(rank)]
+        changed = [rank for rank in self.unfinished if self._update(rank)]
         if changed:
             clocks = merge.Clocks(self.records)
             for rank in changed:
@@ -297,10 +297,10 @@ class AttachedRun(Conductor):
         self.handle_event(rank, "rows", (len(rows), encode_rows(rows)))
 
     def _release(self, controller: RankController) -> None:
-        self._wait_until(lambda: self._interrupted or not self.waiting)
-        if self.waiting:
+        self._wait_until(lambda: self._interrupted or not self.unfinished)
+        if self.unfinished:
             super()._release(controller)
-        self._wait_until(lambda: not self.waiting)  # the launcher ends the ranks elsewhere
+        self._wait_until(lambda: not self.unfinished)  # the launcher ends the ranks elsewhere
 
 
 def _outcome(rank: int, end: RankEnd, *, killed: bool) -> Outcome:

@@ -250,7 +250,7 @@ _CRASHES = {
 
 
 def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
-    """Return how a rank ended, for the trace's ``info.ends``; None if it may still run.
+    """Return how a rank ended, for the trace's ``info.ends``; None if it may still be running.
 
     Args:
         record: the record of the rank.

@@ -38,13 +38,15 @@ RELEASE_TIMEOUT = 2.0
 #: Timeout for a run to end after an interrupt [s].
 INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 
-#: Maximum number of events of a run that is diagnosed automatically.
+#: A run with more events is not diagnosed when it ends, unless a rank has died.
 MAX_DIAGNOSED_EVENTS = 10_000
 
-#: Maximum number of replacements of a process in a run, because its failure may be permanent.
+#: Maximum number of times that a process is replaced in a run. Beyond it, its failure is assumed to
+#: be permanent.
 MAX_REPLACEMENTS = 3
 
-#: Interval between checks while some ranks still compute [s]; doubled if a check finds no deadlock.
+#: Interval between checks while some ranks are still computing [s]; doubled by each check that
+#: finds no deadlock.
 CHECK_INTERVAL = 1.0
 
 #: State of the cluster after a failed run, in error messages.
@@ -139,7 +141,7 @@ class Conductor:
         return self.finished or self._interrupted
 
     @property
-    def waiting(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """The ranks that have not ended yet."""
         return [r for r in self.ranks if r not in self.outcomes]
 
@@ -158,7 +160,7 @@ class Conductor:
     def intact(self) -> bool:
         """True if the next cell can use the process group: all ranks are intact and in sync."""
         outcomes = self.outcomes
-        if self.waiting or not all(o.intact for o in outcomes.values()):
+        if self.unfinished or not all(o.intact for o in outcomes.values()):
             return False
         return all(
             len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
@@ -288,20 +290,20 @@ class Conductor:
     def conduct(self, controller: RankController) -> None:
         """Control the run until it ends; when one rank fails, release the others."""
         self._start_time = time.perf_counter()
-        RANK_NOUN.set(self.live.info.rank_noun)  # for the texts of this thread
+        RANK_NOUN.set(self.live.info.rank_noun)  # for messages that this thread formats
         try:
             self._monitor(controller)
-            if self.waiting:
+            if self.unfinished:
                 self._release(controller)
             controller.collect_events()
             self._conclude()
         except Exception as error:  # callers must not wait forever after a bug in distkit
             traceback.print_exc(file=sys.__stderr__)
             self.error = RunError(
-                f"internal error in distkit while it ran {self.name} "
+                f"internal error in distkit while running {self.name} "
                 f"({type(error).__name__}: {error}). The ranks were killed. Please report this bug."
             )
-            self._kill_ranks(controller, self.waiting)
+            self._kill_ranks(controller, self.unfinished)
         finally:
             with self.finish_lock:
                 self.finished_event.set()
@@ -309,7 +311,7 @@ class Conductor:
                 self.live.end()
 
     def _is_over(self) -> bool:
-        return self._interrupted or self.failed or not self.waiting
+        return self._interrupted or self.failed or not self.unfinished
 
     def _monitor(self, controller: RankController) -> None:
         """Replace ranks that die, until the run is over, interrupted or deadlocked.
@@ -321,7 +323,7 @@ class Conductor:
                 lambda: (
                     self._is_over()
                     or self._pending_replacements
-                    or (not self.wait_forever and self.watchdog.is_due(self.waiting))
+                    or (not self.wait_forever and self.watchdog.is_due(self.unfinished))
                 )
             )
             if self._is_over():
@@ -329,18 +331,18 @@ class Conductor:
             if self._pending_replacements:
                 self._replace(controller, *self._pending_replacements.popitem())
             else:
-                self.deadlock = self.watchdog.check(self.trace, self.waiting)
+                self.deadlock = self.watchdog.check(self.trace, self.unfinished)
 
     def _release(self, controller: RankController) -> None:
         """Release the remaining ranks and kill the ranks that do not end."""
         if not (self._interrupted or self.deadlock):
-            self._wait_until(lambda: self._interrupted or not self.waiting, GRACE)
+            self._wait_until(lambda: self._interrupted or not self.unfinished, GRACE)
         if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
-        controller.release(self.waiting)
-        self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
-        self._kill_ranks(controller, self.waiting)
-        self._wait_until(lambda: not self.waiting, RELEASE_TIMEOUT)
+        controller.release(self.unfinished)
+        self._wait_until(lambda: not self.unfinished, RELEASE_TIMEOUT)
+        self._kill_ranks(controller, self.unfinished)
+        self._wait_until(lambda: not self.unfinished, RELEASE_TIMEOUT)
 
     def _kill_ranks(self, controller: RankController, ranks: Collection[int]) -> None:
         self._killed_ranks.update(ranks)
@@ -379,7 +381,7 @@ class Conductor:
     def _conclude(self) -> None:
         """Determine the run's error; earlier checks take precedence."""
         self.seconds = time.perf_counter() - self._start_time
-        unresponsive = [Outcome(r, died="no response") for r in self.waiting]
+        unresponsive = [Outcome(r, died="no response") for r in self.unfinished]
         all_outcomes = [*self.outcomes.values(), *unresponsive]
         outcomes = sorted(all_outcomes, key=lambda o: o.rank)
         self._add_final_metadata(outcomes)
@@ -491,7 +493,7 @@ class DeadlockWatchdog:
         return len(spans) < len(waits) or not all(map(graph.missing, spans))
 
     def _is_simultaneous(self, ranks: Iterable[int]) -> bool:
-        """Return True if all of these ranks waited at some instant."""
+        """Return True if there is an instant at which all of these ranks were waiting."""
         waits = [self.waits.get(r) for r in ranks]
         reports = [w for w in waits if w is not None]
         return len(reports) == len(waits) > 0 and (

@@ -319,7 +319,8 @@ class Stepper:
         run = self._conductor
         self._record_ends()
         if any(
-            self._event_counts[r] == n and r in run.waiting for r, n in self._resume_counts.items()
+            self._event_counts[r] == n and r in run.unfinished
+            for r, n in self._resume_counts.items()
         ):
             return run.finished  # the rank has not yet received its permit
         running = any(s.status is RankStatus.RUNNING for s in self._graph.rank_states)
@@ -328,7 +329,7 @@ class Stepper:
     def _is_ending(self) -> bool:
         """Return True if all ranks have ended, one has failed, or the run is deadlocked."""
         run = self._conductor
-        return not run.waiting or run.failed or (self._is_deadlocked() and not run.wait_forever)
+        return not run.unfinished or run.failed or (self._is_deadlocked() and not run.wait_forever)
 
     def _is_deadlocked(self) -> bool:
         """Return True if some ranks are blocked, and no other rank can unblock them."""
