@@ -421,7 +421,7 @@ def open_data(data: Any) -> Any:
     if not is_iterable and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _Items(data)
     raise TypeError(
-        f"a {type(data).__name__} is not a map-style dataset. Pass a "
+        f"expected a map-style dataset, got {type(data).__name__}. Pass a "
         "torch.utils.data.Dataset, a tensor, an array, a tuple of them, or a list of files."
     )
 

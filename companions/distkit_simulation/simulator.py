@@ -1,8 +1,9 @@
 """Simulate the trace that ranks would record for a schedule on a network. No side effects.
 
 All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
-transfer starts when both ends are ready, like large messages in gloo and MPI. A rank sends one
-message and receives one at a time, and enters the next round when its part of this one is complete.
+transfer starts when both ends are ready, like large messages in gloo and MPI. A rank
+sends at most one message and receives at most one at a time. It enters the next round when its part
+of this one is complete.
 Received data is reduced during the next transfers, unless they move the same chunks.
 
 :class:`Stragglers` describes slow ranks and late messages. All random numbers come from a
@@ -60,9 +61,9 @@ class Stragglers:
     """Slow ranks and late transfers.
 
     Args:
-        slow: the factor by which a rank is slower, by rank. :func:`simulate` slows its transfers
-            and sums, and simulations of training slow its computation. In real clusters, slow ranks
-            stay slow.
+        slow: maps slow ranks to their slowdown factors. :func:`simulate` slows their transfers
+            and sums, and simulations of training slow their computation. In real clusters, slow
+            ranks stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
@@ -193,7 +194,7 @@ class RankClocks:
         return end
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
-        """Sum received data; return when ranks, which buffer one message, can receive again."""
+        """Sum received data; return the times at which the ranks can receive the next message."""
         if not self.network.link.gamma:
             return end
         free = np.where(nbytes > 0, np.maximum(end, self._sum_ends[rank]), end)
@@ -326,7 +327,8 @@ def simulate(
         network: the network that connects the ranks.
         start: the time of each rank's call [s]: a number, or an array of shape (n,).
         stragglers: slow ranks and jitter.
-        chunks: the number of chunks of the tensor, if the schedule does not define it.
+        chunks: the number of chunks of the tensor; by default, the number that the algorithm
+            needs, or ``n`` for a function.
         seed: the seed for the jitter; the same seed gives the same trace.
         options: options for the schedule, such as ``devices_per_host``.
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from distkit.recording.pending import DeferredSummary, Pending
     from distkit.trace.columns import Category, Table
 
-#: Maximum number of values in a summary, and of elements in a tensor that is not sampled.
+#: Maximum number of values in a summary, and of elements of a tensor that is summarized exactly.
 VALUES, EXACT = 64, 65_536
 _SAMPLE = 4096
 
@@ -277,7 +277,7 @@ class Recorder:
         return wait.recorded_seq
 
     def _idle_since(self, now: float, in_backward: bool) -> float | None:
-        """Return when the main thread began to wait for another thread; None if it is not waiting.
+        """Return since when the main thread has been waiting for another thread, or None.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """

@@ -142,7 +142,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         limitations: the limits of the recording, by topic, such as "matching".
         replaced: the processes that were replaced.
         sources: the source text of the program's files.
-        waits: the waits of ranks that may still run.
+        waits: the waits of ranks that may still be running.
         clocks: the hosts' clock offsets, if there are several hosts.
 
     >>> info = RunInfo(world_size=2, ranks={0: RankInfo("rank 0", host="alpha")})

@@ -139,7 +139,7 @@ class Stream(IterableDataset[Tensor]):
 
 @pytest.mark.parametrize("data", ["digits.npz", 7, {1, 2}, None, Stream()])
 def test_invalid_dataset_raises(data: object) -> None:
-    with pytest.raises(TypeError, match="is not a map-style dataset"):
+    with pytest.raises(TypeError, match="expected a map-style dataset, got"):
         DistributedDataset(data, 4, replica=0, replicas=2)
 
 

@@ -26,8 +26,7 @@ MAX_NAMES = 3
 Parameter = dict[str, Any]
 
 WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, widest rank column
-#: Heights of the heading, of a line (maximum, minimum) and of the drawing; width of a vector;
-#: minimum side of a box.
+#: Sizes [px]: HEAD is the height of the heading, and MIN_SIDE is the minimum side of a box.
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (

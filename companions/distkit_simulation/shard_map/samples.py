@@ -20,7 +20,7 @@ from distkit.views.scene.svg import text_width
 WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing, left and right edges of the steps
 #: Maximum heights of all samples, of a row and of all rows; maximum cell size [px].
 MAX_SAMPLES_HEIGHT, MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT, MAX_CELL = 190, 34, 176, 30
-#: Maximum numbers of sample cells, of drawn steps, and of files that start on their own lines.
+#: Maximum number of samples, of steps that are drawn, and of files that start on a new line.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
 MAX_LABELED = 240  # maximum number of bars with labels
 NAME_WIDTH = 110  # width of file names
