@@ -625,7 +625,9 @@ def _why_counted(returned: Any, right: list[Any], pushes: list[tuple[int, int, i
         return f"{repeated[-1]} is repeated: it counts once"
     late = [p for p in returned if p not in right]
     return (
-        f"{late[0]} is below its worker's highest settled: it was applied earlier" if late else ""
+        f"{late[0]} is below its worker's highest settled value: it was applied earlier"
+        if late
+        else ""
     )
 
 
@@ -766,11 +768,11 @@ TASKS: list[Task] = [
         "return the pushes that a server applies, in their order",
         "pushes is a list of (worker, number, settled) in order of arrival.\n"
         "The pushes of a worker may arrive in any order, and several times.\n"
-        "Those with a number below the worker's highest settled so far were applied earlier.",
+        "Those with a number below the worker's highest settled value were applied earlier.",
         counted_once,
         (
             "(worker, number) identifies a push. Remember those that you have applied.",
-            "Keep the highest settled of each worker. Do not apply pushes below it, "
+            "Keep the highest settled value of each worker. Do not apply pushes below it, "
             "even if you have never seen them.",
         ),
         Calls(counted_once, _PUSHES, _why_counted),
@@ -782,7 +784,7 @@ TASKS: list[Task] = [
             ),
             (
                 lambda pushes: [*dict.fromkeys(pushes)],
-                "(0, 8, 5) is below its worker's highest settled: it was applied earlier",
+                "(0, 8, 5) is below its worker's highest settled value: it was applied earlier",
             ),
             (only_increasing, "(0, 2, 0) has not been applied: remember all numbers"),
             (lambda pushes: [counted_once(pushes), pushes.clear()][0], "arguments must not"),
