@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         nargs="?",
         type=Path,
         metavar="NOTEBOOK",
-        help="a notebook or folder (default: the welcome notebook); JupyterLab gets the options",
+        help="a notebook or folder (default: the welcome notebook); other options go to JupyterLab",
     )
     lab.set_defaults(run=_lab)
     grade = commands.add_parser(

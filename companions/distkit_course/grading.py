@@ -35,7 +35,7 @@ from distkit_course.task import BLOCKED, FAIL, PASS
 #: The function that a judge process runs, and its argument.
 _JUDGE = "distkit.cluster.processes.fork_client:call_during_start", "distkit_course.judging:main"
 
-#: Timeout for a message from a judge, which is then considered hung and is killed [s].
+#: Time to wait for a message from a judge before it is considered hung and killed [s].
 TIMEOUT = 300.0
 
 

@@ -84,7 +84,8 @@ def run_answer(
 
     Raises:
         NotAttempted: the answer is a stub.
-        WrongAnswer: the run failed or caused a warning, or its results cannot be decoded.
+        WrongAnswer: the run failed or caused a communication warning, or its results cannot be
+            decoded.
     """
     wrapper = partial(_run_confined, program, *arguments)
     wrapper.__name__ = name_of(answer)  # type: ignore[attr-defined]
@@ -156,7 +157,7 @@ def call_answer(
     Args:
         answer: the answer.
         cases: the arguments of each call.
-        describe: a function with the same arguments that describes a case.
+        describe: a function that describes a case, given its arguments.
         call: a function that calls the answer.
 
     Raises:
@@ -406,7 +407,7 @@ def time_criterion(
     Args:
         pairs: the times of the answer and of the naive program on the slowest rank [s].
         ratio: the required speedup.
-        busy: whether other processes use the machine.
+        busy: whether the machine is too busy to judge a slow answer.
         why: the usual cause of a slow answer.
 
     >>> time_criterion([(1.0, 2.0), (1.1, 2.1), (9.0, 2.0)], 1.5, busy=False).status

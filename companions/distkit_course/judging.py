@@ -62,9 +62,10 @@ def _judge(task: Task, answer: SubmittedFunction | str | None) -> Verdict:
 
 
 def _rows(task: Task, verdict: Verdict, budget: int) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield rows of a report and traces of failed criteria; a failure costs all remaining points.
+    """Yield rows of a report, with traces of criteria that did not pass.
 
-    Traces larger than ``budget`` [bytes] are omitted.
+    A failure costs all remaining points. A trace is omitted if it would exceed the remaining
+    ``budget`` [bytes].
     """
     remaining = task.worth
     for criterion in verdict.criteria or [Criterion("attempt", "", NOT_ATTEMPTED)]:

@@ -231,7 +231,7 @@ class Prediction(StaticForm):
             "final": self._answer is not None,
             "status": status,
             "note": note,
-            "submissions": self._submissions,  # repeating a guess is also an update
+            "submissions": self._submissions,  # so that a repeated guess also updates the form
         }
 
     def _submit(self, message: Mapping[str, Any]) -> None:

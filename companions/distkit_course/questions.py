@@ -72,7 +72,7 @@ LESSONS = {
 
 
 def lessons(prefixes: Iterable[str]) -> list[str]:
-    """Return the lessons with one of these prefixes, such as "02"; all lessons without prefixes.
+    """Return the lessons with one of these prefixes, such as "02"; all lessons if there are none.
 
     Raises:
         DistkitError: no lesson has one of the prefixes.

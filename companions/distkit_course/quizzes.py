@@ -1,9 +1,9 @@
-"""Concept checks, each with five questions about a new picture.
+"""Concept checks, each with five questions about a new run.
 
 Example::
 
     check = dk.concept_check("01_messages")
-    check                                           # shows a picture and five questions
+    check                                           # shows a run and five questions
     check.answer(1, "rank 2")                       # answers question 1 in code
 """
 
@@ -162,7 +162,7 @@ class ConceptCheck(StaticForm):
 
 
 def concept_check(lesson: str) -> ConceptCheck:
-    """Show a new picture and ask five questions about it.
+    """Show a new run and ask five questions about it.
 
     Args:
         lesson: the name of a notebook, such as ``"01_messages"``.

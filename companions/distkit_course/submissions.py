@@ -158,8 +158,8 @@ def _parameters(node: ast.FunctionDef) -> int | None:
 def _answers(cells: list[_Cell]) -> dict[str, tuple[_Cell, str]]:
     """Return, for each exercise, the cell with its answer and the function's name.
 
-    An answer is passed to its check, or has its exercise's name and parameters. A function with an
-    exercise's name but no parameters is an example from a lesson.
+    An answer is passed to its check, or has its exercise's name and takes arguments. A function
+    with an exercise's name that takes no arguments is an example from a lesson.
     """
     answers, function_cells = dict[str, tuple[_Cell, str]](), dict[str, _Cell]()
     for cell in cells:

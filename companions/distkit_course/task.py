@@ -210,7 +210,7 @@ class Task:
     @property
     def help(self) -> str:
         """The advice after a wrong answer."""
-        return f"dk.hint.{self.name}() helps; dk.solution.{self.name}() shows a solution."
+        return f"dk.hint.{self.name}() shows a hint; dk.solution.{self.name}() shows a solution."
 
 
 def name_of(answer: Answer) -> str:

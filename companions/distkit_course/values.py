@@ -1,7 +1,7 @@
 """Serialize the values of an answer, which its rank sends to the judge.
 
-Unpacking does not execute code. Numbers, text, containers and tensors keep their types; any other
-object is replaced by its repr.
+Unpacking does not execute code. 64-bit integers, floats, text, containers and tensors keep
+their types. NumPy scalars become Python numbers, and any other object is replaced by its repr.
 """
 
 from __future__ import annotations
