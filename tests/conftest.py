@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         folder = "stress" if "stress" in item.path.parts else item.path.parent.name
-        if not item.get_closest_marker("stress"):  # a long test
+        if not item.get_closest_marker("stress"):  # long tests of other folders have this marker
             item.add_marker(folder if folder in ("ranks", "cluster", "stress") else "pure")
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
@@ -229,7 +229,7 @@ def lab(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for the notebooks that all workers execute, which the site's tests read."""
+    """Folder with the notebooks that the workers execute; the site's tests read them."""
     folder = tmp_path_factory.getbasetemp() / ("../executed" if WORKER else "executed")
     folder.mkdir(exist_ok=True)
     return folder

@@ -87,7 +87,7 @@ def test_deadlock_is_found_while_another_rank_computes(cluster: dk.Cluster) -> N
 def test_long_computation_is_not_a_hang(cluster: dk.Cluster) -> None:
     def program() -> float:
         if dist.get_rank() == 0:
-            time.sleep(1.5)  # longer than the watchdog's timeout
+            time.sleep(1.5)  # longer than the watchdog's check interval
         return sum_of_ranks()
 
     run = cluster.run(program)

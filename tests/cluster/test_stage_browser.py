@@ -60,7 +60,7 @@ def test_keys_step_through_the_rounds_of_a_ring_all_reduce(
     view = show_stage(ring_trace)
     assert "A chunk has a layer" in view.text(".dk-description")
     assert view.texts(".dkm-panels b") == [f"round {k} of 6" for k in range(1, 7)]
-    assert view.layers() == 16  # four chunks on each of four ranks, each with its own contribution
+    assert view.layers() == 16  # four chunks on each of four ranks, with that rank's contribution
     view.root.focus()
     for rounds, layers in enumerate((20, 28, 40, 52, 60, 64), 1):
         view.press("ArrowRight")

@@ -55,9 +55,7 @@ def test_every_class_has_a_title() -> None:
         ([end("signal 11"), end("running")], "error"),
     ],
 )
-def test_connection_closed_by_a_timeout_counts_as_timeout(
-    ends: list[dict[str, Any]], how: str
-) -> None:
+def test_outcome_of_a_stock_run_is_classified(ends: list[dict[str, Any]], how: str) -> None:
     assert read(SUITE[0], ends, 20.0).how == how
 
 

@@ -66,7 +66,7 @@ ONE, TWO = {"nbytes": 4, "shape": (1,)}, {"nbytes": 8, "shape": (2,)}
 
 
 def finding_of_hang(*programs, **groups):
-    """Return the finding of a run that hangs, the same before and after the ranks are released."""
+    """Return a hanging run's finding, which must not change when the ranks are released."""
     sim = Simulation(list(programs), groups).run()
     assert sim.stuck
     (live,) = [f for f in diagnose(sim.live()) if f.kind != "straggler"]
@@ -572,7 +572,7 @@ def test_incomplete_trace_reports_only_errors():
 def test_old_and_empty_traces_have_no_findings():
     assert diagnose(Trace()) == []
     trace = Simulation([[recv(1, 4)], [recv(0, 7)]]).run().released()
-    assert diagnose(Trace(trace.events)) == []  # their release is not recorded
+    assert diagnose(Trace(trace.events)) == []  # without info, the release of the ranks is unknown
 
 
 def test_twenty_thousand_events_are_diagnosed_within_a_second():

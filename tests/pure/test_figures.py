@@ -42,7 +42,7 @@ def test_colors_have_one_meaning_and_a_contrast_of_three(
     colors = [*ranks, *work.values(), warning]
     assert len({*colors}) == len(colors)
     assert min(contrast(c, paper) for c in (*colors, *RANKS_LIGHT)) >= 3  # plots use the latter
-    *ends, zero = values.values()  # a fifth of the largest value has an opacity of 0.49
+    *ends, zero = values.values()  # a tenth of the largest value has an opacity above 0.49
     assert min(contrast(mixed(channels(c), channels(zero), 0.49), zero) for c in ends) >= weak
 
 

@@ -326,7 +326,7 @@ def profile_events(rank: int) -> Json:
 
 
 def indent(content: Json) -> str:
-    """Format a profile as torch does: indented, after a space."""
+    """Format a profile as torch does: indented, with a leading space."""
     return " " + json.dumps(content, indent=2) + "\n"
 
 
@@ -338,8 +338,8 @@ def replace_text(content: Json, old: str, new: str) -> str:
 
 FORMS: dict[str, Callable[[Json], str | bytes]] = {
     "compact": json.dumps,
-    "after a space": indent,
-    "after a newline": lambda c: "\n" + json.dumps(c, indent=2),
+    "with a leading space": indent,
+    "with a leading newline": lambda c: "\n" + json.dumps(c, indent=2),
     "gzipped": lambda c: gzip.compress(indent(c).encode()),
     "with a byte order mark": lambda c: indent(c).encode("utf-8-sig"),
     "with Windows line endings": lambda c: indent(c).replace("\n", "\r\n"),

@@ -25,7 +25,7 @@ NAN = float("nan")
 
 
 def header(rank: int, size: int = 2, *, began: float = 10.0, ahead: float = 0.0, **more):
-    """Return the header of a rank that started at ``began``; its clock is ``ahead`` s fast."""
+    """Return the header of a rank that began at ``began``; its clock is ``ahead`` seconds fast."""
     return {
         "rank": rank,
         "world_size": size,

@@ -21,7 +21,7 @@ CHUNK = dict(nbytes=16, shape=(4,), dtype="float32")
 
 
 def naive(n: int = 4) -> Trace:
-    """All ranks send to rank 0, which replies to one rank after the other."""
+    """The other ranks send to rank 0, which replies to one after the other."""
     s, t = Script(), 0.0
     for r in range(1, n):
         s.op(r, Op.SEND, 0.0, t + 0.1 * MS, peer=0, **CHUNK)

@@ -76,7 +76,7 @@ HARMLESS: dict[str, Use] = {
     "vmap": lambda m: torch.func.vmap(torch.func.grad(lambda x: x**2))(torch.ones(3)),
     "nested": lambda m: torch.nested.nested_tensor([torch.ones(n) for n in (2, 3)]) * 2,
     "a module": lambda m: torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward(),
-    "the device": lambda m: (m.requires_grad, m.grad, m.is_contiguous(), m.data_ptr()),
+    "other attributes": lambda m: (m.requires_grad, m.grad, m.is_contiguous(), m.data_ptr()),
 }
 
 

@@ -126,7 +126,7 @@ def test_every_collective_equals_torch(n: int, cases: list[Any]) -> None:
 
 
 def call_with_length(name: str, n: int, length: int) -> None:
-    """Call a reference implementation with ``length`` elements in all chunks together."""
+    """Call a reference implementation with chunks of ``length`` elements in total."""
     x, parts = torch.ones(length), [torch.ones(length // n) for _ in range(n)]
     part, call, r = torch.ones(length // n), COLLECTIVES[name].reference, dist.get_rank()
     sizes = torch.ones(length).tensor_split(n * n)  # the data from i to j

@@ -101,7 +101,7 @@ def test_reference_implementations_reduce_device_tensors(device: str) -> None:
 
 
 class Small(nn.Module):
-    """Two layers, each sharded by FSDP."""
+    """Two layers, which the FSDP test shards separately."""
 
     def __init__(self) -> None:
         super().__init__()

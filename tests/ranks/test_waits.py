@@ -148,7 +148,7 @@ def in_threads(*calls: Callable[[], Any]) -> None:
         threads.append(threading.Thread(target=work))
         threads[-1].start()
         started.wait()
-        threads[-1].join(0.5)  # the thread has entered its call
+        threads[-1].join(0.5)  # gives the thread time to enter its call
     for thread in threads:
         thread.join()
 

@@ -105,7 +105,7 @@ def test_memory_on_a_rank_equals_the_formula() -> None:
             def held() -> int:
                 return tensor_bytes() - before
 
-            # gloo drops its last tensor
+            # wait until gloo has released its last tensor
             wait_until(lambda limit=1.05 * expected_bytes: held() < limit)
             found.append(held())
             del model, zero

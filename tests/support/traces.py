@@ -79,7 +79,7 @@ def names(*roles: str) -> dict[int, RankInfo]:
 
 
 def ping_pong(rounds: int = 3, size: int = 8) -> Trace:
-    """Rank 0 sends a vector, rank 1 adds one and sends it back."""
+    """Rank 0 sends a vector; rank 1 adds one and sends it back."""
     s, t = Script(), 0.1 * MS
     tensor = dict(nbytes=4 * size, shape=(size,), dtype="float32", tag=0)
     x = [0.5 * i for i in range(size)]

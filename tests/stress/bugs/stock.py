@@ -108,7 +108,7 @@ class StockVerdict:
 
 
 def explains(case: Case, text: str) -> bool:
-    """Return whether a text names the other rank, two different values, or the expected text."""
+    """Return whether a text names the other rank or two values, or matches the expected pattern."""
     text = _PLACE.sub("", text)
     if _NAMES.search(text):
         return True

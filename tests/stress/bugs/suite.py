@@ -1,9 +1,9 @@
-"""Wrong and correct programs in the classes of the MPI Bugs Initiative, and distkit's verdicts.
+"""Incorrect and correct programs, and the verdicts on distkit's reports about them.
 
-``cases.json`` contains small programs for gloo on the CPU. ``threads.json`` and ``themes.json``
-contain bugs from public issue threads; themes also name the culprit ranks. An explanation must name
-the lines that end in ``# <-``. Scores are computed like the Initiative's (Laurent, Saillard and
-Quinson, Correctness 2021).
+``cases.json`` contains small programs for gloo on the CPU, which cover the error classes of the MPI
+Bugs Initiative. ``threads.json`` and ``themes.json`` contain bugs from public issue threads; themes
+also name the culprit ranks. An explanation must name the lines that end in ``# <-``. Scores are
+computed like the Initiative's (Laurent, Saillard and Quinson, Correctness 2021).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thirty submissions, three of which have hostile answers of all kinds."""
+"""Thirty submissions; three of them contain hostile answers, which cover all kinds."""
 
 from __future__ import annotations
 

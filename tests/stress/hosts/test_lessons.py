@@ -1,4 +1,4 @@
-"""Unchanged lessons with their ranks on three machines, started by SSH, MPI and Slurm.
+"""Lessons run unchanged with their ranks on three machines, started by SSH, MPI or Slurm.
 
 An environment variable configures the cluster. The machines do not share the lesson's folder.
 """

@@ -1,7 +1,7 @@
 """Functions that harm their rank's process, each with the outcome that the user must see.
 
-Rank 1 runs the function while rank 0 waits at a barrier. The decorator states the outcome: a
-result, an error on rank 1, or the end of its process.
+Rank 1 runs the function while rank 0 runs ``other``, if any, and waits at a barrier. The decorator
+states the outcome: a result, an error on rank 1, or the end of its process.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each file of ``scripts/`` is a program for torchrun, in the style of PyTorch's tutorials and
 examples or of a library based on PyTorch. It runs under ``torchrun`` with gloo and, unmodified, on
-a cluster, once recorded and once stepped. Every rank must print the same output, its communication
-must be in the trace, and nothing may be reported. Programs without seeds must print different
-numbers on each rank, under torchrun and under distkit.
+a cluster, once recorded and once stepped. Each rank must print the same output as under
+``torchrun``, its communication must be in the trace, and nothing may be reported. Programs without
+seeds must print different numbers on each rank, under torchrun and under distkit.
 """
 
 from __future__ import annotations
