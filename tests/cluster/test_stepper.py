@@ -19,7 +19,7 @@ from distkit.cluster import Stepper
 from distkit.diagnosis.rank_state import RankStatus
 from distkit.events import Event, Op, State
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "stress/programs/scripts"
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_pause_stops_playing(usable: dk.Cluster) -> None:
 
 
 def test_ddp_can_be_stepped(usable: dk.Cluster) -> None:
-    stepper = usable.step(SCRIPTS / "train_ddp.py")
+    stepper = usable.step(SCRIPTS / "ddp_basic.py")
     while not stepper.finished:
         stepper.next()
     calls = [s.event for m in stepper.moments for s in m.rank_states if s.event is not None]
