@@ -7,6 +7,7 @@ from typing import Any
 from sheets import RESULTS, settle
 
 from benchmarks.lab import IDLE, command, notebook
+from benchmarks.lab import run_cell as run_cell
 
 
 def idle(page: Any) -> None:
@@ -18,13 +19,6 @@ def open_notebook(lab: Any, page: Any, file: str, *cells: str) -> None:
     """Write a notebook with these cells, open it, and wait until its kernel is idle."""
     (lab.root / file).write_text(notebook(*cells))
     page.goto(lab.address(file))
-    idle(page)
-
-
-def run_cell(page: Any, index: int) -> None:
-    """Run a cell and wait until the kernel is idle."""
-    page.evaluate("i => { jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
-    command(page, "notebook:run-cell")
     idle(page)
 
 
