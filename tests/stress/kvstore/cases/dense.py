@@ -121,21 +121,6 @@ def repeated_key_in_pull_is_written_to_each_out(kind: str) -> None:
         assert_equal(out, 3)
 
 
-@case(*SINGLE_WORKER)
-def repeated_key_in_init_raises(kind: str) -> None:
-    kv = store(kind)
-    assert_raises_kvstore_error(
-        lambda: kv.init(["w", "w"], [ones(), ones()]), "'w'", "got 2 tensors"
-    )
-
-
-@case(*SINGLE_WORKER)
-def second_init_raises(kind: str) -> None:
-    kv = store(kind)
-    kv.init(3, ones())
-    assert_raises_kvstore_error(lambda: kv.init(3, ones()), "init of 3", "already")
-
-
 @case(*SUMS)
 def pushpull_writes_to_out(kind: str) -> None:
     kv, value, out = store(kind), ones(8), torch.zeros(SHAPE)
@@ -326,25 +311,6 @@ def invalid_list_sends_nothing(wrong: str) -> None:
     assert_raises_kvstore_error(lambda: kv.push(keys, [ones(), second]), "push of")
     assert_raises_kvstore_error(lambda: kv.pushpull(keys, [ones(), second]), "push of")
     assert_equal(kv.pull("a"), 0)
-
-
-@case("init", "push", "pull")
-def invalid_key_raises(call: str) -> None:
-    kv = store("dist_sync")
-    given = (1.5,) if call == "pull" else (1.5, ones())
-    assert_raises_kvstore_error(lambda: getattr(kv, call)(*given), "1.5 is not a key")
-
-
-@case("push", "pull", "pushpull")
-def key_without_init_raises(call: str) -> None:
-    kv = store("dist_sync")
-    given = (999,) if call == "pull" else (999, ones())
-    assert_raises_kvstore_error(lambda: getattr(kv, call)(*given), "999", "kv.init")
-
-
-@case(*SINGLE_WORKER)
-def number_of_values_must_match_keys(kind: str) -> None:
-    assert_raises_kvstore_error(lambda: store(kind).init([1, 2], [ones()]), "2 keys got 1 tensors")
 
 
 @case("dist_sync", "dist_async", "dist_sync_device", "dist_async_device")

@@ -118,40 +118,6 @@ def keys_can_have_separate_optimizers(name: str) -> None:
         assert_close(found, expected * torch.ones(4, 4))
 
 
-@case("sgdd", "lbsgd", "nag", "torch.optim.LBFGS", "torch.optim.Nothing", "os.system")
-def unknown_optimizer_error_lists_known_names(name: str) -> None:
-    assert_raises_kvstore_error(
-        lambda: store("dist_sync").set_optimizer(name), "Adam", "kvstore.SGD"
-    )
-
-
-@case(("sgd", "clip_gradient"), ("adam", "momentum"), ("torch.optim.Adam", "beta1"))
-def unknown_option_error_lists_known_options(name: str, option: str) -> None:
-    options: Any = {option: 1.0}
-    assert_raises_kvstore_error(
-        lambda: store("dist_sync").set_optimizer(name, **options),
-        f"'{option}'",
-        "Its options are lr",
-    )
-
-
-@case("negative", "text", "function")
-def invalid_arguments_raise(which: str) -> None:
-    kv = store("dist_sync")
-    if which == "negative":
-        assert_raises_kvstore_error(
-            lambda: kv.set_optimizer(torch.optim.Adam, lr=-1.0), "learning rate"
-        )
-    elif which == "text":
-        assert_raises_kvstore_error(
-            lambda: kv.set_optimizer("sgd", learning_rate="much"), "lr='much'"
-        )
-    else:
-        assert_raises_kvstore_error(
-            lambda: kv.set_optimizer(print), "servers do not support the optimizer"
-        )
-
-
 @case()
 def optimizer_with_state_raises() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
@@ -159,14 +125,6 @@ def optimizer_with_state_raises() -> None:
     weight.grad = torch.ones(1)
     optimizer.step()
     assert_raises_kvstore_error(lambda: store("dist_sync").set_optimizer(optimizer), "taken steps")
-
-
-@case("LBFGS", "Adafactor", "Muon", "SparseAdam")
-def optimizer_that_needs_whole_gradients_raises(name: str) -> None:
-    assert_raises_kvstore_error(
-        lambda: store("dist_sync").set_optimizer(getattr(torch.optim, name)),
-        "do not support the optimizer",
-    )
 
 
 @case("sgd", "torch.optim.Adam")
