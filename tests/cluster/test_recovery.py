@@ -34,10 +34,6 @@ def sum_of_ranks() -> float:
     return x[0].item()
 
 
-def has_hang(cluster: dk.Cluster) -> bool:
-    return any(f.hang for f in cluster.diagnose())
-
-
 HANGS = [
     "ring_of_recvs",
     "new_group_skipped",
@@ -50,7 +46,7 @@ HANGS = [
 def test_interrupt_ends_a_hang_on_all_ranks(cluster: dk.Cluster, name: str) -> None:
     case = ALL[name]
     run = cluster.submit(case.program, wait_forever=True)
-    wait_until(lambda: has_hang(cluster))
+    wait_until(lambda: any(f.hang for f in cluster.diagnose()))
     assert not run.finished
     cluster.interrupt()
     with pytest.raises(dk.errors.RunInterrupted, match="ready for the next run"):

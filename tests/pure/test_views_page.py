@@ -42,7 +42,8 @@ class Page(HTMLParser):
         return json.loads(self.scripts["pictures"])
 
     def picture(self, view="timeline", run=0):
-        return json.loads(inflate(self.data[f"{view}{run}"]["json"]))
+        encoded = self.data[f"{view}{run}"]["json"]
+        return json.loads(zlib.decompress(base64.b64decode(encoded)))
 
     def length(self, name):
         """Return the length of one of the timeline's arrays."""
@@ -52,10 +53,6 @@ class Page(HTMLParser):
     def views(self):
         """The names of the views, each followed by the index of its run."""
         return [id for key, id in self.attributes if key == "data-picture"]
-
-
-def inflate(encoded):
-    return zlib.decompress(base64.b64decode(encoded))
 
 
 def page(trace, tmp_path):

@@ -128,11 +128,6 @@ def waiting_gradients(run, time):
     return [(g.node, g.version) for g in at_time(spans, time)]
 
 
-def pending_pulls(run, time):
-    """Return the pulls that wait for a response."""
-    return at_time([(r.arrived, r.answered, r) for r in run.history.requests if r.blocked], time)
-
-
 def status(run, time):
     """Return the activity of each worker: kind and text."""
     found = {node: at_time(spans, time)[0] for node, spans in run.status.items()}
@@ -207,7 +202,8 @@ def test_sync_pulls_wait_for_all_gradients() -> None:
     trace = record_server(3, Synchronous(), steps).trace()
     run = project(trace)
     assert (version(run, run.end), waiting_gradients(run, run.end)) == (0, [(0, 0), (1, 0)])
-    assert [w.node for w in pending_pulls(run, run.end)] == [0, 1] and run.history.quorum == 3
+    pulls = [(r.arrived, r.answered, r.node) for r in run.history.requests if r.blocked]
+    assert at_time(pulls, run.end) == [0, 1] and run.history.quorum == 3
     assert {w: words for w, (kind, words) in status(run, run.end).items() if kind == "waits"} == {
         0: "waits for worker 2",
         1: "waits for worker 2",

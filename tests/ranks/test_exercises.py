@@ -243,10 +243,6 @@ def handler(
     return push
 
 
-def update_with_mean(server: Server) -> None:
-    server.update(sum(server.inbox.values()) / len(server.inbox))
-
-
 def update_for_each(server: Server) -> None:
     for gradient in server.inbox.values():
         server.update(gradient)
@@ -270,7 +266,10 @@ def assign_number(server: Server) -> None:
     [
         ({"ignores_repeats": False}, "applied 2 times: a repeated push counts once"),
         ({"forgets_requests": True}, "applied 2 times: a repeated push counts once"),
-        ({"apply_round": update_with_mean}, "was applied 0.50 times: it averages. A server sums"),
+        (
+            {"apply_round": lambda s: s.update(sum(s.inbox.values()) / len(s.inbox))},
+            "was applied 0.50 times: it averages. A server sums",
+        ),
         ({"waits_for_round": False}, "but the round is not complete: worker"),
         ({"answers_early": True}, "it answers the pull of worker"),
         ({"clears_inbox": False}, "it was still in the inbox from the round before"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -193,14 +194,6 @@ def test_mxnet_calls_work_across_processes(nodes: Nodes) -> None:
 OPTIONS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.01}
 
 
-def trains_on_the_servers(kv: KVStore) -> list[torch.Tensor]:
-    return _train(kv, on_store=True)
-
-
-def trains_on_the_workers(kv: KVStore) -> list[torch.Tensor]:
-    return _train(kv, on_store=False)
-
-
 def _train(kv: KVStore, on_store: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
@@ -214,7 +207,7 @@ def _train(kv: KVStore, on_store: bool) -> list[torch.Tensor]:
 
 
 def test_both_update_modes_equal_one_process(nodes: Nodes) -> None:
-    (expected,) = InProcess(1).run(trains_on_the_workers)
-    for function in (trains_on_the_servers, trains_on_the_workers):
-        for weights in nodes.run("dist_sync", function):
+    (expected,) = InProcess(1).run(partial(_train, on_store=False))
+    for on_store in (True, False):
+        for weights in nodes.run("dist_sync", partial(_train, on_store=on_store)):
             torch.testing.assert_close(weights, expected)
