@@ -53,19 +53,12 @@ def healthy_facts() -> Facts:
     )
 
 
-def failed_checks(facts: Facts) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the kind, level and hosts of each failed check."""
-    return [
-        (c.kind, str(c.level), c.hosts) for c in Report(facts).checks if c.level is not Level.OK
-    ]
-
-
 def test_healthy_machines_have_no_failures() -> None:
     one = Report(Facts({HERE: healthy("login", "10.0.0.1")}))
     assert one.title == "this machine (login): no problems found"
     assert "up to 32 ranks here" in str(one)
     several = Report(healthy_facts())
-    assert failed_checks(several.facts) == []
+    assert [c for c in several.checks if c.level is not Level.OK] == []
     assert several.title == "this machine (login) and 3 hosts: no problems found"
 
 
@@ -175,16 +168,9 @@ def firewall(facts: Facts) -> None:
         drop_packets(facts, host, "beta")
 
 
-def unknown_name(facts: Facts) -> None:
-    facts.names["beta"]["alpha"] = {"error": "Name or service not known"}
-
-
-def loopback_name(facts: Facts) -> None:
-    facts.names["beta"]["alpha"]["addresses"] = ["127.0.1.1"]
-
-
-def wrong_address(facts: Facts) -> None:
-    facts.names["beta"]["alpha"]["addresses"] = ["10.0.0.99"]
+def change_alphas_name(**found: Any) -> Callable[[Facts], None]:
+    """Change what beta finds when it resolves the name of alpha."""
+    return lambda facts: facts.names["beta"].update(alpha=found)
 
 
 def unreachable(message: str) -> Callable[[Facts], None]:
@@ -197,16 +183,8 @@ def unreachable(message: str) -> Callable[[Facts], None]:
     return fault
 
 
-def stops_responding(facts: Facts) -> None:
-    facts.lost["beta"] = {"message": "no reply within 6 s", "stage": "files"}
-
-
 def change_beta(**changes: Any) -> Callable[[Facts], None]:
     return lambda facts: change(**changes)(facts.machines["beta"])
-
-
-def not_shared(facts: Facts) -> None:
-    facts.folder_visible["beta"] = False
 
 
 NETWORK_FAULTS = [
@@ -217,12 +195,20 @@ NETWORK_FAULTS = [
         "beta blocks incoming connections: this machine, alpha and gamma",
         firewall,
     ),
-    ("names.unknown", "'alpha' does not resolve to an IPv4 address on beta", unknown_name),
-    ("names.loopback", "beta resolves 'alpha' to 127.0.1.1, where other machines", loopback_name),
+    (
+        "names.unknown",
+        "'alpha' does not resolve to an IPv4 address on beta",
+        change_alphas_name(error="Name or service not known"),
+    ),
+    (
+        "names.loopback",
+        "beta resolves 'alpha' to 127.0.1.1, where other machines",
+        change_alphas_name(addresses=["127.0.1.1"]),
+    ),
     (
         "names.wrong",
         "to 10.0.0.99, which is not an address of alpha. Add the line '10.0.0.2",
-        wrong_address,
+        change_alphas_name(addresses=["10.0.0.99"]),
     ),
     ("ssh.password", "ssh-copy-id", unreachable("me@beta: Permission denied (publickey,password)")),
     (
@@ -243,12 +229,20 @@ NETWORK_FAULTS = [
     ("ssh.silent", "beta does not respond", unreachable("port 22: No route to host")),
     ("python.missing", "Python is not installed on beta", unreachable("no Python: python3 python")),
     ("ssh.other", "Try to start one: ssh beta", unreachable("exec format error")),
-    ("ssh.cut", "beta stopped responding during files", stops_responding),
+    (
+        "ssh.cut",
+        "beta stopped responding during files",
+        lambda facts: facts.lost.update(beta={"message": "no reply within 6 s", "stage": "files"}),
+    ),
     ("python.differs", "beta has Python 3.12.1", change_beta(python={"version": "3.12.1"})),
     ("torch.differs", "pip install torch==2.13.0", change_beta(packages={"torch": "2.10.0"})),
     ("ipyparallel.differs", "ipyparallel 9.0.0", change_beta(packages={"ipyparallel": "9.0.0"})),
     ("distkit.differs", "beta has distkit 0.0.1", change_beta(packages={"distkit": "0.0.1"})),
-    ("folder.unshared", "this folder, /home/me/lab, is not shared with beta", not_shared),
+    (
+        "folder.unshared",
+        "this folder, /home/me/lab, is not shared with beta",
+        lambda facts: facts.folder_visible.update(beta=False),
+    ),
 ]
 
 

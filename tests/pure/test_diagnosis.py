@@ -465,8 +465,7 @@ def test_rank_that_raised_is_the_cause():
 
 
 def test_ranks_with_equal_errors_share_a_finding():
-    sim = Simulation([[all_reduce(4)], [], [], []])
-    trace = sim.run().released()
+    trace = Simulation([[all_reduce(4)], [], [], []]).run().released()
     for rank in (1, 2):
         text = f"ValueError: boom of <object at 0x{rank}f>"
         trace = ended(trace, rank, how="raised", text=text, where=line(7))

@@ -213,8 +213,7 @@ def test_silent_except_and_no_sync_are_exits():
 
 
 def call(nbytes=12, peer=None, shape=(3,), dtype="float32", attributes=None, group="world"):
-    pairs = tuple((attributes or {}).items())
-    return peer, group, nbytes, shape, dtype, None, "", pairs, None
+    return peer, group, nbytes, shape, dtype, None, "", tuple((attributes or {}).items()), None
 
 
 @pytest.fixture

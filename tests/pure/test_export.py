@@ -149,8 +149,7 @@ def test_flow_runs_from_send_to_the_end_of_its_receive():
 
 
 def test_flow_connects_all_members_of_a_collective():
-    events = chrome(sync_sgd(4, steps=2))["traceEvents"]
-    arrows = check_flows(events)
+    arrows = check_flows(chrome(sync_sgd(4, steps=2))["traceEvents"])
     assert len(arrows) == 5  # a broadcast, two buckets in each of two steps
     for parts in arrows.values():
         assert sorted(e["pid"] for e in parts) == [1, 2, 3, 4]
@@ -183,8 +182,7 @@ def test_any_operations_follow_the_format(operations):
     for rank, op, begin, length, peer in operations:
         finish = None if length is None else (begin + length) * MS
         script.op(rank, op, begin * MS, finish, peer=peer if op in (Op.SEND, Op.RECV) else None)
-    trace = script.trace()
-    events = chrome(trace)["traceEvents"]
+    events = chrome(script.trace())["traceEvents"]
     check_format(events)
     check_nesting(events)
     check_flows(events)

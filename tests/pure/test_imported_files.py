@@ -115,8 +115,7 @@ def test_send_and_receive_are_matched(tmp_path: Path) -> None:
 
 
 def test_peers_are_group_ranks(tmp_path: Path) -> None:
-    group = {"process_group": ["7", "pp"]}
-    content = dump(entry(0, "send 0->1", **group), ranks="[0, 1, 2, 3]")
+    content = dump(entry(0, "send 0->1", process_group=["7", "pp"]), ranks="[0, 1, 2, 3]")
     content["pg_config"]["7"] = {"name": "7", "desc": "pp", "ranks": "[1, 3]"}
     file = tmp_path / "dump_1"
     file.write_text(json.dumps(content))

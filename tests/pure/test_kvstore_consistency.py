@@ -52,8 +52,7 @@ class AddingStore:
         return responses
 
     def push(self, worker: int, value: float = 1.0) -> list[Response]:
-        gradient = torch.full((1,), value)
-        return self.request(Push, worker, "w", (1,), self.pulled[worker], gradient)
+        return self.request(Push, worker, "w", (1,), self.pulled[worker], torch.full((1,), value))
 
     def pull(self, worker: int) -> list[Response]:
         return self.request(Pull, worker, "w")

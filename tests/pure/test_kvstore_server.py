@@ -123,8 +123,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def pull(self, worker: int) -> None:
-        at_least = len(self.pushed[worker]) if self.sync else 0
-        self.waits[self.store.last_request + 1] = at_least
+        self.waits[self.store.last_request + 1] = len(self.pushed[worker]) if self.sync else 0
         self.check_replies(self.store.pull(worker))
 
     def check_replies(self, replies: list[Response]) -> None:

@@ -311,8 +311,7 @@ def test_stale_addresses_after_a_restart_are_explained(tmp_path: Path) -> None:
 
 def write_waiting_rank(folder: Path, rank: int, **more) -> Path:
     """Write the file of a rank that waits for a message from the other rank."""
-    fields = header(rank, **more)
-    file = RankFile(folder / f"{rank}.rank", fields)
+    file = RankFile(folder / f"{rank}.rank", header(rank, **more))
     file.write_rows([*rows((Op.RECV, 11.0, None, 1 - rank))])
     file.note("beat", (13.0, 1e9 + 13, ((0,), 11.0, 13.0), 0, 0, {}, False))
     file.close()

@@ -22,8 +22,7 @@ def test_distkit_imports_from_libraries_only(tmp_path: Path) -> None:
     ):
         file.parent.mkdir(parents=True)
         file.touch()
-    paths = ["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)]
-    found = libraries(paths)
+    found = libraries(["", ".", str(mine), str(installed), *sys.path, str(copied), str(installed)])
     assert not {"", ".", str(mine)} & {*found}
     assert found[-1] == str(copied)
     position = {name: found.index(name) for name in found}

@@ -56,8 +56,7 @@ def test_measured_setting_is_predicted_from_its_parts(
     (measured,) = (r for r in speedups(rows) if (r["ranks"], r["batch"]) == (n, batch))
     assert predict(rows, ranks=n, batch=batch)["predicted"] == pytest.approx(measured["predicted"])
     slower = predict(rows, ranks=n, batch=batch, nbytes=500, latency=latency, bandwidth=1000)
-    extra = (latency + 0.5) * (n > 1)
-    slowed = {**measured, "sync": measured["sync"] + extra}
+    slowed = {**measured, "sync": measured["sync"] + (latency + 0.5) * (n > 1)}
     others = [r for r in rows if (r["ranks"], r["batch"]) != (n, batch)]
     (expected,) = (
         r for r in speedups([*others, slowed]) if r["ranks"] == n and r["batch"] == batch

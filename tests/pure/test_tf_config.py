@@ -135,8 +135,7 @@ def test_undecodable_text_raises(text: str) -> None:
 def test_address_of_another_machine_raises(
     address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = {"type": "worker", "index": 0}
-    config = {"cluster": {"worker": [address, "b:1"]}, "task": task}
+    config = {"cluster": {"worker": [address, "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(StrategyError, match=r"the task worker 0 at .* Check task") as caught:
         MultiWorkerMirroredStrategy()

@@ -63,8 +63,7 @@ def slow(monkeypatch):
 def test_updates_are_sent_in_batches(slow, monkeypatch):
     run = FakeRun(ring())
     events = list(run.complete.events)
-    timeline = Timeline(run)
-    browser = Browser(timeline, monkeypatch)
+    browser = Browser(Timeline(run), monkeypatch)
     feeder = threading.Thread(target=lambda: run.publish(events[:50]))
     feeder.start()
     feeder.join()

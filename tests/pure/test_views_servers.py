@@ -44,8 +44,7 @@ class RecordedServer:
 
     @contextmanager
     def _watch(self, entry, pushes):
-        late = {p.node: entry.version - p.version for p in pushes}
-        self.updates.append((entry.key, late))
+        self.updates.append((entry.key, {p.node: entry.version - p.version for p in pushes}))
         with record_update(entry, pushes):
             yield
 

@@ -44,8 +44,7 @@ def flag(kv: KVStore, name: str) -> Path:
 
 
 def flag_of(nodes: Nodes, name: str) -> Path:
-    parent = psutil.Process(nodes.processes[0].pid).ppid()
-    return Path(gettempdir(), f"kv-{parent}-{name}")
+    return Path(gettempdir(), f"kv-{psutil.Process(nodes.processes[0].pid).ppid()}-{name}")
 
 
 # -- a server that exits -------------------------------------------------------------
@@ -77,8 +76,7 @@ def test_killed_server_loses_no_acknowledged_push(
     wait_until(reached.exists)
     reached.unlink()
     killable_nodes.processes[2 + server].kill()
-    expected = [60.0 * 3] * 7
-    assert [killable_nodes.result(0), killable_nodes.result(1)] == [expected] * 2
+    assert [killable_nodes.result(0), killable_nodes.result(1)] == [[60.0 * 3] * 7] * 2
 
 
 def adapt_while_a_server_exits(kv: KVStore) -> list[torch.Tensor]:

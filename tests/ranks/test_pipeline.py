@@ -66,8 +66,7 @@ def test_reference_implementation_equals_one_process(n: int) -> None:
 
 def test_messages_are_activations_and_gradients() -> None:
     def program() -> None:
-        stage = split(model(), 3)[dist.get_rank()]
-        pipeline_step(stage, batch(), loss_fn, microbatches=5)
+        pipeline_step(split(model(), 3)[dist.get_rank()], batch(), loss_fn, microbatches=5)
 
     trace = dk.run_ranks(program, 3).trace
     messages = [m for m in trace.messages if m.nbytes in (6 * 8, 2 * 6 * 8)]  # one row, or two

@@ -157,8 +157,7 @@ def largest(name: str) -> tuple[list[float], list[float]]:
     x = torch.tensor([1.0, 2.0]) * dist.get_rank()
     with dk.algorithms.use_algorithm(name):
         dist.all_reduce(x, dist.ReduceOp.MAX)
-        work = dist.all_reduce(y := x.clone(), async_op=True)
-        work.wait()
+        dist.all_reduce(y := x.clone(), async_op=True).wait()
     dist.barrier()
     dist.all_reduce(torch.ones(1))  # torch's again
     return x.tolist(), y.tolist()

@@ -168,8 +168,7 @@ class Schedule:
         request = kind(worker, self.numbers[worker], *fields)
         self.numbers[worker] += 1
         self.unanswered[worker, request.number] = server, request
-        to = self.serving.get((worker, server), server)
-        self.net.send(worker, to, request, server)
+        self.net.send(worker, self.serving.get((worker, server), server), request, server)
         return request
 
     # -- events ------------------------------------------------------------------

@@ -334,8 +334,7 @@ def distributed_store_has_the_requested_type(name: str) -> None:
 
 @case()
 def rank_and_num_workers_match_the_run() -> None:
-    found = InProcess(3).run(lambda kv: (kv.rank, kv.num_workers))
-    assert found == [(0, 3), (1, 3), (2, 3)]
+    assert InProcess(3).run(lambda kv: (kv.rank, kv.num_workers)) == [(0, 3), (1, 3), (2, 3)]
 
 
 @case(*((servers, shape) for servers in (2, 3) for shape in ((1211, 3), (7,), (2, 3, 5))))
