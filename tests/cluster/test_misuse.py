@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from waiting import wait_until
 
 import distkit as dk
 from tests.stress.misuse.catalog import ALL
+from tests.stress.misuse.test_misuse import trial as trial
 from tests.stress.misuse.trial import Trial
 
 SAMPLE = [
@@ -36,13 +36,6 @@ SAMPLE = [
     "forks_a_child_that_returns",
     "loads_data_with_workers",
 ]
-
-
-@pytest.fixture(scope="module")
-def trial() -> Iterator[Trial]:
-    trial = Trial()
-    yield trial
-    trial.close()
 
 
 @pytest.mark.parametrize("name", SAMPLE)
