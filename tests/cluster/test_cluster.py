@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from training import sum_of_ones
 from waiting import wait_until
 
 import distkit as dk
@@ -30,17 +31,11 @@ def cluster() -> Iterator[dk.Cluster]:
         yield cluster
 
 
-def sum_of_ranks() -> float:
-    x = torch.full((3,), float(dist.get_rank()))
-    dist.all_reduce(x)
-    return x[0].item()
-
-
 @pytest.fixture
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield cluster
-    assert cluster.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
 
 
 def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkClient) -> None:
@@ -50,7 +45,7 @@ def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkClient) -> Non
 
 
 def test_run_returns_results_and_trace(usable: dk.Cluster) -> None:
-    run = usable.run(sum_of_ranks)
+    run = usable.run(sum_of_ones)
     assert run.results == [3.0, 3.0, 3.0]
     spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
     assert [s.rank for s in sorted(spans, key=lambda s: s.rank)] == [0, 1, 2]
@@ -73,7 +68,7 @@ def test_events_arrive_during_the_run(usable: dk.Cluster, tmp_path: Path) -> Non
     assert not run.finished
     assert len(run.trace) > 0
     with pytest.raises(dk.errors.ClusterError, match="busy with program"):
-        usable.submit(sum_of_ranks)
+        usable.submit(sum_of_ones)
     Path(flag).touch()
     assert run.wait(10).finished
 
@@ -191,8 +186,8 @@ def test_ranks_draw_different_random_numbers_unless_seeded(usable: dk.Cluster) -
 
 def test_several_clusters_coexist(usable: dk.Cluster) -> None:
     with dk.Cluster(2) as other:
-        one, two = usable.submit(sum_of_ranks), other.submit(sum_of_ranks)
-        assert (one.results, two.results) == ([3.0] * 3, [1.0] * 2)
+        one, two = usable.submit(sum_of_ones), other.submit(sum_of_ones)
+        assert (one.results, two.results) == ([3.0] * 3, [2.0] * 2)
 
 
 def test_program_can_destroy_and_recreate_the_process_group(usable: dk.Cluster) -> None:
@@ -235,7 +230,7 @@ def test_stop_ends_all_processes_and_later_runs_raise() -> None:
     cluster.stop()
     cluster.stop()
     with pytest.raises(dk.errors.StoppedError, match="Create a new one"):
-        cluster.run(sum_of_ranks)
+        cluster.run(sum_of_ones)
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert "stopped" in repr(cluster)
@@ -249,7 +244,7 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
         victim.kill()
         victim.wait(10)
         wait_until(lambda: not cluster._supervisor.engines.usable)
-        assert cluster.run(sum_of_ranks).results == [1.0, 1.0]
+        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
         with pytest.warns(dk.errors.CommunicationWarning, match="the variables of %%ranks cells"):
             assert cluster.execute("'x' in globals()").results == [False, False]
 

@@ -9,17 +9,12 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from training import sum_of_ones
 
 import distkit as dk
 from distkit.cluster import cluster as cluster_module
 from distkit.cluster import machine
 from distkit.cluster.plan import Plan
-
-
-def sum_of_ones() -> float:
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    return x.item()
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")

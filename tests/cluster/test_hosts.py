@@ -24,6 +24,7 @@ from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.node import new_keys, open_socket
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
+from tests.support.training import sum_of_ones
 from tests.support.waiting import wait_until
 
 
@@ -31,12 +32,6 @@ from tests.support.waiting import wait_until
 def cluster() -> Iterator[dk.Cluster]:
     with dk.Cluster(3, engines="local") as cluster:
         yield cluster
-
-
-def sum_of_ones() -> float:
-    x = torch.ones(2)
-    dist.all_reduce(x)
-    return x[0].item()
 
 
 def hang() -> None:

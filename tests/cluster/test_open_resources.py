@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from training import sum_of_ones
 
 import distkit as dk
 
@@ -24,12 +25,6 @@ import distkit as dk
 def cluster() -> Iterator[dk.Cluster]:
     with dk.Cluster(2) as cluster:
         yield cluster
-
-
-def sum_of_ones() -> float:
-    x = torch.ones(3)
-    dist.all_reduce(x)
-    return x[0].item()
 
 
 def request_without_wait() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from training import sum_of_ones
 from waiting import wait_until
 
 import distkit as dk
@@ -25,13 +26,7 @@ def shared() -> Iterator[dk.Cluster]:
 def cluster(shared: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield shared
-    assert shared.run(sum_of_ranks).results == [3.0, 3.0, 3.0]
-
-
-def sum_of_ranks() -> float:
-    x = torch.full((3,), float(dist.get_rank()))
-    dist.all_reduce(x)
-    return x[0].item()
+    assert shared.run(sum_of_ones).results == [3.0, 3.0, 3.0]
 
 
 HANGS = [
@@ -84,7 +79,7 @@ def test_long_computation_is_not_a_hang(cluster: dk.Cluster) -> None:
     def program() -> float:
         if dist.get_rank() == 0:
             time.sleep(1.5)  # longer than the watchdog's check interval
-        return sum_of_ranks()
+        return sum_of_ones()
 
     run = cluster.run(program)
     assert run.results == [3.0, 3.0, 3.0]

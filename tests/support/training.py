@@ -1,13 +1,22 @@
-"""Helpers for tests that train on ranks."""
+"""Functions for tests that run on ranks: a sum over the ranks, and helpers for training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
+
+
+def sum_of_ones() -> float:
+    """Return the sum of ones over the ranks."""
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return x[0].item()
 
 
 def whole(w: Tensor) -> Tensor:

@@ -6,21 +6,13 @@ import re
 from contextlib import suppress
 
 import psutil
-import torch
-import torch.distributed as dist
 
 import distkit as dk
 from tests.stress.misuse.catalog import Misuse
+from tests.support.training import sum_of_ones
 
 #: Time limits of a run, and for its processes to end [s].
 RUN_TIMEOUT, END_TIMEOUT = 60.0, 5.0
-
-
-def sum_of_ones() -> float:
-    """Return the sum of ones over the ranks."""
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    return x.item()
 
 
 class Trial:
