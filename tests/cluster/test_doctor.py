@@ -41,15 +41,13 @@ def test_doctor_examines_the_local_machine(capsys: pytest.CaptureFixture[str]) -
     status = cli.main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert status == (0 if report["ok"] else 1)
-    machine = report["facts"]["machines"]["here"]
-    assert machine["python"]["version"] == sys.version.split()[0]
+    assert report["facts"]["machines"]["here"]["python"]["version"] == sys.version.split()[0]
     assert {"ranks", "backend"} <= {c["kind"] for c in report["checks"]}
 
 
 def test_doctor_examines_hosts_over_ssh(leftovers: Callable[[], list[str]]) -> None:
     """The hosts are this machine under names that do not resolve; only the network is fake."""
-    hosts = ["alpha", "me@beta", "gamma"]
-    report = dk.hosts.doctor(hosts, ssh_cmd=["bash", "-c", FAKE_SSH])
+    report = dk.hosts.doctor(["alpha", "me@beta", "gamma"], ssh_cmd=["bash", "-c", FAKE_SSH])
     facts = report.facts
     assert list(facts.machines) == ["here", "alpha", "beta"]
     failures = hosts_by_kind(report)

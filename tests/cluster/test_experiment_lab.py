@@ -115,8 +115,7 @@ def test_experiment_works_in_jupyterlab(page: Any) -> None:
     assert "[(37, 10, False), (37, 100000, False), (37, 10, False), (37, 10, True)]\n" in message
 
     run_cell(page, 3)
-    swept = page.locator(".jp-Cell").nth(3).locator(".distkit-picture")
-    swept.wait_for()
+    page.locator(".jp-Cell").nth(3).locator(".distkit-picture").wait_for()
     panel.locator(".dkx-chart", has_text="algorithm=gloo").wait_for()
     panel.locator(".dkx-chart text", has_text="loss").wait_for()
     for name in ("Stage", "Gradients", "Timeline"):

@@ -73,8 +73,7 @@ def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
 
 
 def test_stepping_and_cells_work_on_hosts(cluster: dk.Cluster) -> None:
-    stepper = cluster.step(sum_of_ones)
-    assert stepper.next(rank=0).finish().results == [3.0, 3.0, 3.0]
+    assert cluster.step(sum_of_ones).next(rank=0).finish().results == [3.0, 3.0, 3.0]
     run = cluster.execute("rank + world_size")
     assert isinstance(run, Run)
     assert run.results == [3, 4, 5]

@@ -98,15 +98,16 @@ def requires_x(x: int, y: int = 1) -> None:
     """Has a parameter without a default."""
 
 
-def with_ranks(ranks: int = 2) -> None:
-    """Has a parameter that experiments reserve."""
-
-
 INVALID_CONTROLS = [
     (train, {"speed": (1, 2)}, TypeError, r"has no parameter speed. Parameters: batch, lr"),
     (requires_x, {}, TypeError, r"needs x. Add a default value"),
     (requires_x, {"y": (0, 2)}, TypeError, "needs x"),
-    (with_ranks, {}, TypeError, "has a parameter named ranks, which an experiment reserves"),
+    (
+        lambda ranks=2: None,
+        {},
+        TypeError,
+        "has a parameter named ranks, which an experiment reserves",
+    ),
     (lambda *args: None, {}, TypeError, "cannot be passed by name"),
     (42, {}, TypeError, "an experiment needs a function"),
     (train, {"ranks": 0}, ValueError, "ranks=0 must be an integer of at least 1"),

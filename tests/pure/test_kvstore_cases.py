@@ -9,12 +9,12 @@ import pytest
 from tests.stress.kvstore.cases import CASES, INTERFACES, Case, verdict
 
 
-def one_of_each() -> list[Case]:
-    """Return the last variant of each function."""
-    return list({(c.interface, c.name.partition(" [")[0]): c for c in CASES}.values())
-
-
-@pytest.mark.parametrize("case", one_of_each(), ids=lambda c: f"{c.interface}: {c.name}")
+@pytest.mark.parametrize(
+    "case",
+    # the last variant of each function
+    {(c.interface, c.name.partition(" [")[0]): c for c in CASES}.values(),
+    ids=lambda c: f"{c.interface}: {c.name}",
+)
 def test_store_behaves_like_mxnet(case: Case) -> None:
     assert not verdict(case)
 

@@ -126,8 +126,7 @@ def test_core_imports_no_companion(path: Path) -> None:
 )
 def test_companions_import_only_what_they_declare(path: Path) -> None:
     package = path.relative_to(COMPANIONS).parts[0]
-    used = set(filter(None, map(companion, imports(path))))
-    assert used <= {package, *USES[package].split()}
+    assert {*filter(None, map(companion, imports(path)))} <= {package, *USES[package].split()}
 
 
 def test_only_the_cluster_imports_ipyparallel() -> None:

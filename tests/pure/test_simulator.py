@@ -190,14 +190,10 @@ def test_blocking_sends_are_slower() -> None:
     assert seconds == pytest.approx([11.0, 14.0])
 
 
-def harmonic(n: int) -> float:
-    return sum(1 / i for i in range(1, n + 1))
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, harmonic(10)),  # waits for all
+        ({}, sum(1 / i for i in range(1, 11))),  # waits for all
         ({"staleness": math.inf}, 1.0),  # waits for none: ten gradients in the mean time of one
     ],
 )
