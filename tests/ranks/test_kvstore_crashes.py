@@ -11,17 +11,12 @@ from tempfile import gettempdir
 import psutil
 import pytest
 import torch
-from kvstore_nodes import Nodes, forks, start_nodes, wait_until
+from kvstore_nodes import Nodes, start_nodes, wait_until
+from kvstore_nodes import fork_server as fork_server
 
 from distkit import kvstore
 from distkit.kvstore import KVStore, Trainer
 from tests.support.in_process import InProcess
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> Iterator[None]:
-    with forks():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,14 @@ from multiprocessing.connection import wait
 import pytest
 import torch
 from devices import on_devices
-from kvstore_nodes import WAIT, Nodes, forks, interrupt, start_nodes
+from kvstore_nodes import WAIT, Nodes, interrupt, start_nodes
+from kvstore_nodes import fork_server as fork_server
 
 from distkit import kvstore
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
 from distkit.kvstore import KVStore
 from distkit.kvstore.protocol import placement
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> Iterator[None]:
-    with forks():
-        yield
 
 
 @pytest.fixture(scope="module")

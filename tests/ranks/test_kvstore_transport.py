@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvstore_nodes import Nodes, forks, send_random_bytes, start_nodes, wait_until
+from kvstore_nodes import Nodes, send_random_bytes, start_nodes, wait_until
+from kvstore_nodes import fork_server as fork_server
 
 from distkit import kvstore
 from distkit.kvstore import KVStore
 from distkit.kvstore.protocol.wire import LARGE
 from distkit.kvstore.transport.node import new_keys
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> Iterator[None]:
-    with forks():
-        yield
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 import waiting
 
@@ -218,8 +219,8 @@ class Nodes:
             assert not process.is_alive()
 
 
-@contextmanager
-def forks() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
     """Set the modules that the nodes' fork server preloads; stop the server at the end."""
     # the package imports lazily: without the module, each node would import torch
     CONTEXT.set_forkserver_preload(["distkit.kvstore.client.worker"])
