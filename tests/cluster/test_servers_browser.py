@@ -76,8 +76,7 @@ def test_keyboard_steps_through_a_synchronous_run(tab: Any, traces: Any, tmp_pat
     assert texts_of(view, ".dkm-main .mark-version") == ["v3"] * 3
     assert texts_of(view, ".mark-figure")[0] == "18"  # three parts, three steps, two workers
     assert tab.page.evaluate("leaked") == []  # no key reaches the notebook
-    spoken = view.root.locator("> .dk-spoken").text_content()
-    assert view.text(".dk-fact strong") in spoken
+    assert view.text(".dk-fact strong") in view.root.locator("> .dk-spoken").text_content()
     view.save_screenshots("servers-in-step")
     assert view.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     view.assert_clean()

@@ -159,8 +159,7 @@ def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
     wait_for(tab.page, LIVE, 2)
     command(tab.page, "docmanager:save")
     tab.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
-    file = json.loads((lab.root / "live.ipynb").read_text())
-    state = file["metadata"].get("widgets")
+    state = json.loads((lab.root / "live.ipynb").read_text())["metadata"].get("widgets")
     assert state is None or state[STATE]["state"]
     assert tab.errors == [] and tab.external_requests == []
 

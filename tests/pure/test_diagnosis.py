@@ -444,8 +444,7 @@ def test_rank_outside_the_group_is_named():
 
 
 def ended(trace, rank, **end):
-    ends = {**trace.info.ends, rank: RankEnd(**end)}
-    return Trace(trace, traces.info(trace.info, ends=ends))
+    return Trace(trace, traces.info(trace.info, ends={**trace.info.ends, rank: RankEnd(**end)}))
 
 
 def died(trace, rank, text):

@@ -59,8 +59,7 @@ def test_calibration_interpolates_measurements(machine: MeasuredNetwork) -> None
 
 def test_comparison_is_plotted(machine: MeasuredNetwork) -> None:
     measured = {"ring": {1 << 10: 1e-3, 1 << 20: 2e-3}}
-    figure = compare(machine.n, machine, measured=measured)
-    (axes,) = figure.axes
+    (axes,) = compare(machine.n, machine, measured=measured).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["ring", "lower bound"]
     texts = compare(machine.n, machine).axes[0].get_legend().get_texts()

@@ -66,8 +66,7 @@ def test_incorrect_program_has_a_finding() -> None:
     first, second = (Message(0, 1, tag, 3, 0, (), False, False) for tag in (1, 7))
 
     def swap_messages(rounds: Program) -> None:
-        mine = [Round(no_delays, (second, first))] if dist.get_rank() == 1 else rounds
-        play(mine)
+        play([Round(no_delays, (second, first))] if dist.get_rank() == 1 else rounds)
 
     assert "rank 1 waits for tag 7" in false_alarm(
         [Round(no_delays, (first, second))], play=swap_messages

@@ -256,8 +256,7 @@ def different_models(strategy: Strategy) -> None:
 
 
 def variables_outside_the_scope(strategy: Strategy) -> None:
-    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
-    strategy.run(optimizer.step)
+    strategy.run(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1).step)
 
 
 def step_outside_run(strategy: Strategy) -> None:
