@@ -122,11 +122,11 @@ def _state(supervisor: Supervisor, rank: int, child: Child | None) -> str:
 
 
 class Card:
-    """The live status display of a cluster, in every notebook cell that shows it."""
+    """Shows a cluster's live status in one or more notebook cells."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._snapshots: list[HtmlSnapshot] = []  # one per display in a notebook
+        self._snapshots: list[HtmlSnapshot] = []  # one for each cell that shows the card
 
     def show(self) -> None:
         """Show the card in the notebook cell that is running."""
@@ -142,7 +142,7 @@ class Card:
         return current._repr_html_(), repr(current)
 
     def refresh(self) -> None:
-        """Show the current status. May be called from any thread."""
+        """Update the card in every cell that shows it. May be called from any thread."""
         if not self._snapshots:
             return
         from zmq import ZMQError

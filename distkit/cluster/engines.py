@@ -20,8 +20,8 @@ from distkit.cluster.runs.conductor import Conductor
 from distkit.cluster.runs.ranks import Ranks
 from distkit.errors import StartError
 
-#: Heartbeat period of the hub [ms], and number of heartbeats that an engine may miss. The
-#: limit is large: busy engines are slow, and the fork server reports dead ones immediately.
+#: The hub's heartbeat period [ms] and the number of heartbeats that an engine may miss. This number
+#: is large because a busy engine responds slowly; the fork server reports exits immediately.
 HEARTBEAT_PERIOD, MAX_MISSES = 50, 1200
 
 #: Timeout for the engines to register [s]; long enough for busy machines.
@@ -40,7 +40,7 @@ class Engines(Ranks):
     usable = loss_reported = True
     client: Any = None
     _controller: Child | None = None
-    _connection = ""  # what an engine needs to connect to the controller, as JSON
+    _connection = ""  # the engines' connection information, as JSON
 
     def start(self) -> None:
         """Start the controller and the engines and wait until all have registered."""

@@ -19,7 +19,7 @@ from typing import Any
 
 _CGROUP, _PROC_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-#: Timeout of nvidia-smi [s], which is slow if it must first load the driver.
+#: Timeout for nvidia-smi [s]. The program is slow if it must first load the driver.
 SMI_TIMEOUT = 20.0
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ def cgroups() -> list[Path]:
 
 
 def read_fields(path: Path) -> list[str]:
-    """Return the fields of a /proc or cgroup file, or [] if it does not exist."""
+    """Return the fields of a /proc or cgroup file, or [] if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:

@@ -53,7 +53,8 @@ def running_cell_id() -> str | None:
 class CellRegistry:
     """A registry of the objects that notebook cells have created.
 
-    When a cell is run again and adds an object, the objects of its earlier runs are ended.
+    When a cell is executed again and adds an object, the objects from its earlier executions are
+    ended.
 
     Args:
         end: called to end an object.
@@ -142,7 +143,7 @@ def _text(label: str) -> str:
 
 
 def warn(notices: Sequence[object], category: type[Warning] = CommunicationWarning) -> None:
-    """Warn at the user's line, not at a line in distkit or in IPython, which runs magics."""
+    """Issue warnings that point to the user's line, not to a line in distkit or IPython."""
     frame = sys._getframe()
     while frame.f_back is not None and (
         (file := frame.f_code.co_filename).startswith(PACKAGE_PATHS) or not is_user_file(file)

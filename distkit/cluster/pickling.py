@@ -38,7 +38,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if not Path(fn).is_file():
             raise FileNotFoundError(f"{fn}: script not found. Pass the path of a .py file.")
         fn = Path(fn).resolve()
-        add_user_file(str(fn))  # its lines are user code, whatever its folder
+        add_user_file(str(fn))  # the script is user code, regardless of its folder
         args = tuple(map(str, args))
     elif not callable(fn):
         raise TypeError(
@@ -49,7 +49,7 @@ def pack(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         with _pickle_user_modules_by_value():
             return dumps((fn, args, kwargs))
     except Exception:
-        # a module's global cannot be pickled: make the ranks import the module
+        # a user module may have unpicklable globals, so retry with modules pickled by reference
         with suppress(Exception):
             return dumps((fn, args, kwargs))
         raise NotPicklableError(_explain_failure(fn, args, kwargs)) from None
@@ -79,8 +79,8 @@ def _explain_failure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for description, value in _candidates(fn, args, kwargs):
         if not _is_picklable(value):
             return (
-                f"{name}() cannot be sent to the ranks: {description} is a "
-                f"{type(value).__module__}.{type(value).__qualname__}, which cannot be pickled. "
+                f"{name}() cannot be sent to the ranks: {description} has "
+                f"type {type(value).__module__}.{type(value).__qualname__} and cannot be pickled. "
                 f"Create it inside {name}(), or pass plain data and tensors."
             )
     return f"{name}() cannot be sent to the ranks. Create unpicklable objects inside {name}()."

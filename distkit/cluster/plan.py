@@ -22,7 +22,8 @@ RANK_BYTES = 90_000_000
 #: Default number of ranks.
 DEFAULT_RANKS = 4
 
-#: Recommended maximum number of processes per core; more start slowly and compete for the core.
+#: Recommended maximum number of processes per core. If there are more, they start slowly and
+#: compete for the cores.
 PROCESSES_PER_CORE = 8
 
 
@@ -151,7 +152,7 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, with the number and name that nvidia-smi reports."""
+    """A GPU, with the index, name and UUID that nvidia-smi reports."""
 
     index: int
     name: str
@@ -208,7 +209,7 @@ def examine(report: Mapping[str, Any], torch: Mapping[str, Any]) -> Gpus:
 def assign_devices(
     ranks: int, gpus: Gpus, device: str = "auto", backend: str = "auto"
 ) -> tuple[tuple[str, ...], str, str]:
-    """Return each rank's device, the backend, and the reason, which the status card shows.
+    """Return each rank's device, the backend, and a note that explains the backend.
 
     Ranks are assigned to GPUs round-robin. By default, the backend is NCCL if each rank has its own
     GPU, else gloo, which transfers messages between GPUs through host memory.
@@ -233,7 +234,7 @@ def assign_devices(
     devices = tuple(usable[r % len(usable)] for r in range(ranks))
     no_nccl = _why_not_nccl(devices, gpus)
     if backend == "gloo" or (no_nccl and backend == "auto"):
-        note = f"gloo: {no_nccl or 'as requested'}, so messages go through host memory"
+        note = f"gloo: {no_nccl or 'as requested'}; messages go through host memory"
         return devices, "gloo", note
     if no_nccl:
         raise StartError(
@@ -244,7 +245,7 @@ def assign_devices(
 
 
 def _choose(device: str, gpus: Gpus) -> tuple[Sequence[str], str]:
-    """Return the devices to assign, or none and the reason if "auto" selects the CPU."""
+    """Return the devices to assign, and the reason if "auto" cannot use the GPUs."""
     names = [f"cuda:{i}" for i in range(len(gpus.usable))]
     if device == "cpu":
         return [], ""

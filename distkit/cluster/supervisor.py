@@ -1,4 +1,4 @@
-"""Starts, monitors and terminates a cluster's processes: engines, and the processes of a run."""
+"""Starts, monitors and terminates a cluster's engines and the processes of its runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from distkit.errors import DistkitError, StartError
 class Supervisor:
     """The processes of one cluster.
 
-    ``stage`` is the startup progress; the card shows it along with each process's state.
+    ``stage`` describes the cluster's state, such as "importing torch", "ready" or "failed". The
+    status card shows it.
 
     Args:
         plan: number and devices of the ranks.
@@ -78,7 +79,7 @@ class Supervisor:
             self._set_stage("failed")
             self._kill_all()
         finally:
-            if self.closed:  # stopped while starting: kill the processes started meanwhile
+            if self.closed:  # stopped during startup: kill processes that have been started since
                 self._kill_all()
             self.ready.set()
 
@@ -164,7 +165,7 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
-        """Mark the cluster as failed, because a fork server has exited."""
+        """Mark the cluster as failed after a fork server has exited."""
         if self.closed or self.stage == "failed" or not self.ready.is_set():
             return
         self.failure = f"{reason.rstrip().removesuffix('.')}. Create the cluster again."

@@ -307,7 +307,7 @@ def test_invalid_steps_raise(usable: dk.Cluster) -> None:
     stepper.back()
     with pytest.raises(dk.errors.StepError, match="an earlier step is displayed"):
         stepper.next(rank=0)
-    with pytest.raises(dk.errors.StepError, match="above 0"):
+    with pytest.raises(dk.errors.StepError, match="a positive number"):
         stepper.play(speed=0)
     stepper.stop()
 

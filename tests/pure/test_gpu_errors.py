@@ -45,7 +45,7 @@ def raising(error: BaseException) -> Callable[..., None]:
         ("Cannot re-initialize CUDA in forked subprocess.", "sitecustomize"),
         ("CUDA error: initialization error", "sitecustomize"),
         ("Torch not compiled with CUDA enabled", "install torch with CUDA"),
-        ("CUDA error: out of memory", "other programs use its memory"),
+        ("CUDA error: out of memory", "other programs are using its memory"),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "nvidia-smi -c 0"),
         ("CUDA error: no kernel image is available for execution on the device", "generation"),
         ("something else", "distkit doctor"),

@@ -204,16 +204,17 @@ def test_unpicklable_object_is_named() -> None:
         return lock.locked()
 
     with pytest.raises(
-        dk.errors.NotPicklableError, match=r"captured variable 'lock' is a _thread.lock"
+        dk.errors.NotPicklableError, match=r"captured variable 'lock' has type _thread.lock"
     ):
         dk.run_ranks(program, 2)
-    with pytest.raises(dk.errors.NotPicklableError, match=r"argument 1 is a _thread.lock"):
+    with pytest.raises(dk.errors.NotPicklableError, match=r"argument 1 has type _thread.lock"):
         dk.run_ranks(len, 2, 1, lock)
 
 
 def test_unpicklable_result_is_explained() -> None:
     with pytest.raises(
-        dk.errors.NotPicklableError, match=r"rank \d: .*returned a lock .*plain data"
+        dk.errors.NotPicklableError,
+        match=r"rank \d: .*returned an object of type lock .*plain data",
     ):
         dk.run_ranks(threading.Lock, 2)
 

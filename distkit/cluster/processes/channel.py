@@ -2,9 +2,9 @@
 
 Most channels are socket pairs, which are inherited or passed as file descriptors, so no other
 process can connect. The others use a socket in a folder that only the user can access. Messages are
-plain values, and receiving one executes no code, because the other process may run an untrusted
-program. When the other process exits, :meth:`Channel.recv` raises EOFError immediately, so a
-channel is also a lifeline.
+plain values, and receiving one executes no code: the other process may run an untrusted program.
+When the other end is closed, :meth:`Channel.recv` raises EOFError after the last message. A channel
+is therefore also a lifeline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Channel:
-    """One end of a channel. ``send`` may be called from any thread, ``recv`` from one."""
+    """One end of a channel. ``send`` may be called from any thread, ``recv`` from only one."""
 
     def __init__(self, sock: socket.socket) -> None:
         # reentrant: a garbage collection in ``send`` may run a finalizer that sends

@@ -27,13 +27,14 @@ from pathlib import Path
 from distkit._format import human_bytes
 from distkit.errors import StartError
 
-#: Maximum length of a folder's path; a socket's path has at most 107 bytes on Linux, 103 on macOS.
+#: Maximum length of a folder's path [bytes]. The limit for a socket's path is 107 bytes on Linux
+#: and 103 bytes on macOS.
 MAX_PATH = 90
 
-#: Space for a cluster's files and for the files of each process [bytes].
+#: Space for the files that a cluster's processes share, and for the files of each process [bytes].
 _BASE, _PER_PROCESS = 1_000_000, 250_000
 
-_numbers = itertools.count(1)  # names of folders; short, because sockets' paths are limited
+_numbers = itertools.count(1)  # folder names are short because socket paths are limited
 
 #: Timeout for orphans to exit after SIGKILL [s]; a process in uninterruptible sleep exits late.
 END_TIMEOUT = 5.0

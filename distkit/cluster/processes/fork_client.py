@@ -1,8 +1,8 @@
 """The kernel's client of a fork server: forks processes and receives their exit statuses.
 
-This machine's client, :func:`server`, starts on first use, and all clusters use it.
-:mod:`distkit_hosts.remote.fleet` contains the clients for other machines;
-:mod:`distkit.cluster.processes.fork_server` is the fork server's side.
+All clusters share the client for this machine, which :func:`server` creates on first use.
+:mod:`distkit_hosts.remote.fleet` contains the clients for other machines, and
+:mod:`distkit.cluster.processes.fork_server` implements the fork server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KILL_TIMEOUT = 5.0
 class Child:
     """A forked process: its pid, its lifeline, and its exit callbacks.
 
-    ``number`` identifies it in the fork server's messages.
+    ``number`` identifies the process in messages to and from the fork server.
     """
 
     def __init__(self, channel: Channel, server: ForkClient, number: int) -> None:
@@ -78,16 +78,19 @@ class Child:
             raise StartError(self.server.loss_reason()) from e
 
     def send(self, message: Any) -> None:
-        """Send a message, unless the process has just exited, which is reported separately."""
+        """Send a message.
+
+        If the process has exited, the message is discarded; the exit is reported separately.
+        """
         with suppress(OSError):
             self.channel.send(message)
 
     def on_message(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback(message)`` from another thread for each message from now on."""
+        """Call ``callback(message)`` from a new thread for each message that arrives."""
         self.channel.listen(callback, self._on_channel_closed)
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback(status)`` once, from any thread, when the process has exited.
+        """Call ``callback(status)`` in some thread once the process has exited.
 
         All its messages have been handled by then.
         """
@@ -123,8 +126,8 @@ class ForkClient:
         self._request_lock, self.closed = threading.Lock(), False
         self._numbers, self._children = itertools.count(1), dict[int, Child]()
         self._responses: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        #: Called with the reason, from another thread, if the fork server and its children exit.
-        #: The children's exit callbacks follow.
+        #: Callbacks for the exit of the fork server and its children. They receive the reason and
+        #: are called in another thread, before the children's exit callbacks.
         self.on_loss: set[Callable[[str], None]] = set()
         self.lost = threading.Event()  # the fork server has exited
         channel.listen(self._handle_message, self._handle_loss)
@@ -165,12 +168,12 @@ class ForkClient:
         return child
 
     def gpus(self, device: str) -> Gpus:
-        """Return the GPUs that ranks may use; query torch only if there are some."""
+        """Return the GPUs that ranks may use; query torch only if the machine has GPUs."""
         report = {"found": []} if device == "cpu" else self.devices()
         return examine(report, self._ask({"do": "torch"}) if report["found"] else {})
 
     def devices(self) -> dict[str, Any]:
-        """Return the machine's result of :func:`distkit.cluster.machine.gpus`."""
+        """Return the result of :func:`distkit.cluster.machine.gpus` on the server's machine."""
         return machine.gpus()
 
     def wait_until_idle(self) -> None:
@@ -268,7 +271,9 @@ class LocalForkClient(ForkClient):
         with suppress(subprocess.TimeoutExpired):
             status = self.process.wait(1 if self.lost.wait(LOSS_TIMEOUT) else 0)
             exit_status = (
-                f"signal {signal.Signals(status - 128).name}" if status > 128 else str(status)
+                f"signal {signal.Signals(status - 128).name}"
+                if status > 128
+                else f"status {status}"
             )
             return (
                 f"the process that ranks are forked from exited ({exit_status}), and all "
@@ -300,7 +305,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
 
 
 def kill_processes(children: Collection[Child], discard_logs: bool = False) -> None:
-    """Kill processes, on any machines, and their descendants.
+    """Kill processes on one or several machines, and all their descendants.
 
     Args:
         children: the processes.
@@ -327,7 +332,7 @@ def start_fork_server(remote: socket.socket, prefix: str) -> subprocess.Popen[by
         prefix: prefix of the folders that are removed when the fork server exits.
     """
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    environ.pop("PYTHONPATH", None)  # the path is an argument, and ranks set their own
+    environ.pop("PYTHONPATH", None)  # the command sets sys.path, and ranks set it again
     environ.pop("CUDA_VISIBLE_DEVICES", None)  # with a MIG slice torch would query CUDA, not NVML
     return subprocess.Popen(
         imports.python_command(

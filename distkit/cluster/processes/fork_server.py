@@ -43,8 +43,8 @@ from distkit.cluster.processes.cleanup import (
 )
 from distkit.errors import DistkitError
 
-#: Interval between checks that the parent is alive [s], and number of intervals without requests or
-#: children after which the fork server counts as idle.
+#: ``INTERVAL`` is the time between checks that the parent is alive [s]. The fork server is idle
+#: after ``IDLE_INTERVALS`` intervals without requests or children.
 INTERVAL, IDLE_INTERVALS = 0.5, 4
 
 
@@ -85,7 +85,7 @@ class ForkServer:
                 ready, _, _ = select.select([channel_fd, self.wakeup], [], [], INTERVAL)
                 idle = 0 if ready or self.children else idle + 1
                 if idle == IDLE_INTERVALS and "torch" in sys.modules:
-                    # optimizers and DistributedDataParallel import it; it imports FSDP and DTensor
+                    # optimizers and DistributedDataParallel need this module, which imports FSDP
                     self.do_call(None, "torch._dynamo")
                 if self.wakeup in ready:
                     os.read(self.wakeup, 512)
@@ -103,7 +103,7 @@ class ForkServer:
         kill_all_children()  # the subreaper removes their folders
 
     def _exit_with_kernel(self, *_: object) -> None:
-        """Exit if the kernel has exited, which closed the channel."""
+        """Exit if the channel is closed because the kernel has exited."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP)
         if poll.poll(0):
@@ -244,7 +244,7 @@ def main(channel_fd: str, prefix: str) -> None:
     adopt_orphans()
     if (pid := os.fork()) == 0:
         ForkServer(Channel(socket.socket(fileno=int(channel_fd)))).serve()
-        os._exit(0)  # the kernel waits: Python would first destroy torch's modules, for up to 1 s
+        os._exit(0)  # a normal exit would destroy torch's modules and delay the kernel by up to 1 s
     os.close(int(channel_fd))  # so that the channel closes when the fork server exits
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     kill_all_children()

@@ -20,7 +20,7 @@ from typing import Any
 
 from distkit.cluster.notebook import Cell
 
-#: Exit status of a rank after its program closed the channel to the kernel.
+#: Exit status of a rank whose program has closed the channel to the kernel.
 CHANNEL_CLOSED = 86
 
 
@@ -141,7 +141,9 @@ def call_seed(fn: Any, kwargs: dict[str, Any], seed: Any) -> tuple[int | None, d
 
 
 def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
-    """Return a rank's 64-bit seed; ``incarnation`` is how many times the rank was replaced.
+    """Return a rank's 64-bit seed.
+
+    ``incarnation`` is the number of times that the rank has been replaced.
 
     >>> rank_seed(0, 0) == rank_seed(0, 0), rank_seed(0, 0) == rank_seed(0, 1)
     (True, False)
@@ -152,7 +154,7 @@ def rank_seed(seed: int, rank: int, incarnation: int = 0) -> int:
 
 
 def set_seeds(seed: int | None = None) -> None:
-    """Seed the generators of torch (on all devices), numpy and Python; randomly without a seed."""
+    """Seed the generators of torch, numpy and Python; if ``seed`` is None, draw a random seed."""
     import torch
 
     seed = secrets.randbits(64) if seed is None else seed

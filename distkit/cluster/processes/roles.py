@@ -24,8 +24,8 @@ from typing import Any
 
 from distkit.cluster.processes.channel import Channel
 
-#: The modules that ranks import, and those that engines and their controller import. Importing one
-#: must not start a thread or open a socket.
+#: The modules that ranks import, and those that engines and their controller import. None of
+#: them may start a thread or open a socket when it is imported.
 _RANK_MODULES = ("numpy.random", "torch.nn.parallel", "distkit.cluster.rank.rank")
 _ENGINE_MODULES = (
     "ipykernel.debugger",
@@ -36,7 +36,7 @@ _ENGINE_MODULES = (
     "tornado.platform.asyncio",
 )
 
-#: Number of "ports" for the sockets of the controller, which uses 18.
+#: Number of "ports" (Unix sockets) available to the controller, which uses 18.
 PORTS = 20
 
 
@@ -89,7 +89,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
         ]
     )
     files = Path(folder, "security").glob("ipcontroller-*.json")
-    for n in range(1, PORTS + 1):  # it binds s-1 and announces s:1
+    for n in range(1, PORTS + 1):  # the controller binds s-1, but announces s:1
         with suppress(FileExistsError):
             Path(folder, f"s:{n}").symlink_to(f"s-{n}")
     lifeline.send({f.stem.rsplit("-", 1)[1]: json.loads(f.read_text()) for f in files})
@@ -107,7 +107,7 @@ def _folder_options(profile: str, folder: str) -> list[str]:
 def engine(
     lifeline: Channel, spec: Any, connection: dict[str, Any], profile: str, folder: str
 ) -> None:
-    """Run a rank for cells, as an ipyparallel engine (IPEngine with an IPython kernel).
+    """Run a rank that executes cells: an ipyparallel engine (IPEngine with an IPython kernel).
 
     ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's folder.
     """
@@ -136,7 +136,7 @@ def engine(
         out_stream_factory=PythonOutput,
     )
     app.initialize(_folder_options(profile, folder))
-    sys.path[:] = spec.path  # later imports are the user's
+    sys.path[:] = spec.path  # from now on, imports use the user's path
     app.start()
 
 
@@ -158,7 +158,7 @@ def plain_rank(lifeline: Channel, spec: Any, folder: str) -> None:
     rank.start()  # while other ranks are still being forked
     payload, options = pickle.loads(lifeline.recv())
     _exit_with(lifeline, rank.handle_command)
-    sys.path[:] = spec.path  # later imports are the user's
+    sys.path[:] = spec.path  # from now on, imports use the user's path
     rank.execute(payload, options)
     threading.Event().wait()  # exiting now would break the connections of other ranks
 

@@ -26,7 +26,7 @@ _REMEDIES = (
     ),
     (
         "driver version is insufficient|driver on your system is too old",
-        "install a newer driver, or torch for an older CUDA: see distkit doctor",
+        "install a newer driver, or torch for an older CUDA version: see distkit doctor",
     ),
     ("not compiled with CUDA", "install torch with CUDA, or use device='cpu'"),
     (
@@ -36,12 +36,13 @@ _REMEDIES = (
     ),
     (
         "out of memory",
-        "other programs use its memory (nvidia-smi lists them): stop them, or use fewer ranks or "
-        "device='cpu'",
+        "other programs are using its memory (nvidia-smi lists them): stop them, or use fewer "
+        "ranks or device='cpu'",
     ),
     (
         "busy or unavailable",
-        "another process uses it exclusively: set its compute mode to DEFAULT with nvidia-smi -c 0",
+        "another process is using the GPU exclusively: set the GPU's compute mode to DEFAULT with "
+        "nvidia-smi -c 0",
     ),
     (
         "device-side assert|illegal memory access",
@@ -161,7 +162,7 @@ def _copying_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     def copying_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
         _, pairs = _receives.pop(id(work), (None, []))
-        with torch.no_grad(), DisableTorchFunction():  # hidden from OpenBuffers
+        with torch.no_grad(), DisableTorchFunction():  # so that OpenBuffers does not see the copy
             for device, host in pairs:
                 device.copy_(host, non_blocking=True)
         return result

@@ -66,13 +66,13 @@ class Outbox:
             self._unsent.release()
 
     def capture(self) -> None:
-        """Redirect descriptor 1, the output of C code and other processes.
+        """Redirect descriptor 1, to which C code and child processes write.
 
-        Descriptor 2 stays in the log, for crash reports. The pipe is enlarged, because C code that
+        Descriptor 2 still refers to the log, for crash reports. The pipe is enlarged: C code that
         prints into a full pipe while it holds the GIL would block the thread that reads the pipe.
         """
         os.dup2(self._pipes[0].descriptor, 1)
-        with suppress(AttributeError, OSError):  # only on Linux, up to the user's limit
+        with suppress(AttributeError, OSError):  # not Linux, or above the user's limit
             fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @contextmanager
@@ -95,7 +95,7 @@ class Pipe:
 
     Args:
         name: the stream, "stdout" or "stderr".
-        emit: called, from any thread, with the name and the next chunk of output.
+        emit: called from any thread with the name and the next chunk of output.
     """
 
     def __init__(self, name: str, emit: Callable[[str, str], None]) -> None:
@@ -126,13 +126,13 @@ class Pipe:
         )
 
 
-def start_loop(step: Callable[[], None]) -> None:
+def start_loop(function: Callable[[], None]) -> None:
     """Call a function repeatedly in a new thread; exit this process if it fails."""
 
     def loop() -> None:
         try:
             while True:
-                step()
+                function()
         except Exception:  # the program has closed descriptors, or replaced builtins
             os._exit(CHANNEL_CLOSED)
 

@@ -50,7 +50,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Group:
-    """The default process group of this rank, and its other groups."""
+    """This rank's default process group and its other groups."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -166,7 +166,7 @@ class PollingStore(dist.Store):
             ``dist.Store`` that holds the values.
     """
 
-    timeout: timedelta  # missing in torch's type hints
+    timeout: timedelta  # missing from torch's type hints
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -202,5 +202,5 @@ class PollingStore(dist.Store):
         deadline = time.monotonic() + (timeout or self.timeout).total_seconds()
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise dist.DistStoreError(f"{keys} were not set within {timeout or self.timeout}")
+                raise dist.DistStoreError(f"keys not set within {timeout or self.timeout}: {keys}")
             time.sleep(POLL_INTERVAL)

@@ -53,7 +53,7 @@ from distkit.recording.tap import tap
 #: matplotlib's backend in notebooks, which does not work on ranks.
 INLINE = "module://matplotlib_inline.backend_inline"
 
-#: Timeout for a cell to handle a signal [s]; a cell that waits in C++ never does.
+#: Timeout for a cell to handle a signal [s]; a cell that is waiting in C++ cannot handle it.
 SIGNAL_TIMEOUT = 0.3
 
 #: Sends a message of a run to the kernel: its kind and data.
@@ -61,7 +61,7 @@ Emit = Callable[[str, Any], None]
 
 
 class Rank:
-    """This process as a rank. ``Rank.current`` is its only instance.
+    """This process as a rank. ``Rank.current`` is the only instance.
 
     Args:
         spec: its specification.
@@ -107,7 +107,7 @@ class Rank:
         with suppress(OSError):
             os.chdir(spec.cwd)
         torch.set_num_threads(spec.threads)
-        set_seeds()  # forked processes would all draw the same numbers
+        set_seeds()  # otherwise, all forked processes would draw the same numbers
         tap.on_gloo = spec.backend == "gloo"
         if spec.device != "cpu":
             gpu.initialize(spec)
@@ -146,7 +146,7 @@ class Rank:
         os.killpg(0, signal.SIGKILL)
 
     def _raise_in_cell(self, run: int) -> bool:
-        """Raise Released in the cell; return False if it does not end, because it waits in C++."""
+        """Raise Released in the cell; return False if the cell does not end in time."""
         self._released_run = run
         if run != self._current_run:
             return True
@@ -296,7 +296,7 @@ class Rank:
         spec, fingerprint = self.spec, None
         if spec.backend == "gloo" and spec.hosts == 1:  # the check needs shared memory
             fingerprint = CollectiveFingerprint(Path(spec.folder), run, spec.rank)
-            # new_group may be the first call
+            # registered now, because new_group may be the first call
             fingerprint.add_group(WORLD, range(spec.world_size))
         return CallContext(emit, fingerprint, threading.Event().wait)  # blocks until the release
 
@@ -305,9 +305,9 @@ class Gate:
     """Semaphore that blocks a rank before each communication call until it gets a permit.
 
     The tap's hook waits on the gate, so pausing works for every program, including DDP's C++
-    reducer. Another thread adds permits, since the main thread waits. The operation of a waiting
-    rank is *scheduled* but not *started*; :class:`distkit.diagnosis.rank_state.WaitForGraph`
-    therefore treats the rank as paused.
+    reducer. Another thread adds permits, since the main thread is blocked. The operation of a
+    waiting rank is *scheduled* but not *started*; therefore,
+    :class:`distkit.diagnosis.rank_state.WaitForGraph` treats the rank as paused.
 
     ``on_wait`` is called before a communication call waits.
     """
@@ -360,8 +360,8 @@ def _dump_result(value: Any) -> bytes:
         raise
     except BaseException as e:
         raise NotPicklableError(
-            f"the function returned a {type(value).__name__} that cannot be sent back "
-            f"({type(e).__name__}: {text(e)}). "
+            f"the function returned an object of type {type(value).__name__} that cannot be sent "
+            f"back ({type(e).__name__}: {text(e)}). "
             "Return plain data: numbers, strings, lists, dicts, tensors."
         ) from None
 
@@ -372,7 +372,7 @@ def _dump_result(value: Any) -> bytes:
 
 
 def _end_child() -> None:
-    """Exit a child process that the function has forked, at the end of the function."""
+    """Exit a forked child process in which the user's function has returned or raised."""
     failed = sys.exc_info()[0] is not None
     if failed:
         traceback.print_exc()
@@ -382,7 +382,7 @@ def _end_child() -> None:
 
 
 def _reduce(pickler: Any, obj: Any) -> Any:
-    """Pickle functions and classes with cloudpickle, since those of a notebook have no module."""
+    """Pickle functions and classes with cloudpickle, since a notebook cannot be imported."""
     if not isinstance(obj, FunctionType | type):
         return NotImplemented
     return cloudpickle.loads, (cloudpickle.dumps(obj),)
@@ -391,6 +391,6 @@ def _reduce(pickler: Any, obj: Any) -> Any:
 def _reset_child() -> None:
     """Reset the rank's state in a process that the program forks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an engine handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # engines install a handler
     recorder.set_current(None)
     tap.before.clear()

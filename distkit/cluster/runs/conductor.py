@@ -1,7 +1,7 @@
 """Controls one run: handles its ranks' messages, detects deadlocks, and terminates the ranks.
 
-When a rank fails, the others get a grace period to finish. They are then released, and finally
-killed. The processes belong to a :class:`RankController`.
+When a rank fails, the others get a grace period to finish. They are then released and, if
+necessary, killed. A :class:`RankController` manages the processes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ INTERRUPT_TIMEOUT = GRACE + 2 * RELEASE_TIMEOUT
 #: A run with more events is not diagnosed when it ends, unless a rank has died.
 MAX_DIAGNOSED_EVENTS = 10_000
 
-#: Maximum number of times that a process is replaced in a run. Beyond it, its failure is assumed to
-#: be permanent.
+#: Maximum number of times that a process is replaced in a run. If it fails again, its failure is
+#: assumed to be permanent.
 MAX_REPLACEMENTS = 3
 
 #: Interval between checks while some ranks are still computing [s]; doubled by each check that
 #: finds no deadlock.
 CHECK_INTERVAL = 1.0
 
-#: State of the cluster after a failed run, in error messages.
+#: The clause of error messages that describes the cluster's state after a failed run.
 READY = "the cluster is ready for the next run"
 
 # the first conversion is not thread-safe, and several threads convert outcomes
@@ -116,7 +116,7 @@ class Conductor:
         #: Processes that exited and were replaced: node, name, cause and time.
         self.replacements: list[Replacement] = []
         self._pending_replacements: dict[int, str] = {}  # ranks that died, and the causes
-        self._on_crash = "halt"  # the store's policy if a rank dies
+        self._on_crash = "halt"  # the KVStore's policy for a rank that dies
         self._interrupted, self._conclusion = False, conclusion
         self.abandoned = ""  # why the run was ended, regardless of its ranks' states
         self.changed = threading.Condition()
@@ -132,12 +132,12 @@ class Conductor:
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended, successfully or not."""
+        """True if the run is over, whether or not it succeeded."""
         return self.finished_event.is_set()
 
     @property
     def ending(self) -> bool:
-        """True if the run has finished, or was interrupted."""
+        """True if the run has finished or has been interrupted."""
         return self.finished or self._interrupted
 
     @property
@@ -153,7 +153,7 @@ class Conductor:
 
     @property
     def died(self) -> list[int]:
-        """The ranks whose processes have exited."""
+        """The ranks whose processes exited early, except for ranks that the run itself killed."""
         return [r for r, o in self.outcomes.items() if o.died]
 
     @property
@@ -168,7 +168,7 @@ class Conductor:
         )
 
     def incarnation(self, node: int) -> int:
-        """Return how many times this node was replaced during this run."""
+        """Return the number of times that this node has been replaced during this run."""
         return sum(r.node == node for r in self.replacements)
 
     @property
@@ -237,7 +237,7 @@ class Conductor:
                 self.live.add_metadata(kind, rank, data)
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Record the outcome of a rank; only the first counts."""
+        """Record the outcome of a rank, unless it already has one."""
         with self.changed:
             self.outcomes.setdefault(outcome.rank, outcome)
             self.changed.notify_all()
@@ -269,7 +269,7 @@ class Conductor:
         return ""
 
     def _request_replacement(self, rank: int, cause: str) -> bool:
-        """Request a replacement of a rank, if its store's policy and the run's state allow it."""
+        """Request a replacement of a rank if the KVStore's policy and the run's state allow it."""
         with self.changed:
             if (
                 self._on_crash != "replace"
@@ -334,7 +334,7 @@ class Conductor:
                 self.deadlock = self.watchdog.check(self.trace, self.unfinished)
 
     def _release(self, controller: RankController) -> None:
-        """Release the remaining ranks and kill the ranks that do not end."""
+        """Release the remaining ranks and kill those that do not end in time."""
         if not (self._interrupted or self.deadlock):
             self._wait_until(lambda: self._interrupted or not self.unfinished, GRACE)
         if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:
@@ -442,8 +442,8 @@ class DeadlockWatchdog:
     """
 
     def __init__(self) -> None:
-        #: By rank: the operations that its threads wait in, the start of the wait, and a later time
-        #: at which the rank was still waiting.
+        #: For each rank: the operations in which its threads are waiting, the start of the wait,
+        #: and a later time at which the rank was still waiting.
         self.waits: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self._harmless_key: object = None  # the waits at the last check that found no deadlock
         self._key: object = None
@@ -477,7 +477,7 @@ class DeadlockWatchdog:
         ]
 
     def _is_progressing(self, trace: Trace, ranks: Collection[int]) -> bool:
-        """Return True if one of several threads of a rank waits for a message in transit."""
+        """Return True if a rank with several waiting threads may be able to continue."""
         waits = {
             (r, seq)
             for r in ranks

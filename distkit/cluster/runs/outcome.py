@@ -23,11 +23,11 @@ from distkit.errors import PACKAGE_PATHS, is_generated
 from distkit.recording.recorder import is_user_file
 from distkit.trace.info import RankEnd
 
-#: Maximum length of a text [characters], and maximum number of frames in a traceback; the innermost
-#: frames are kept.
+#: Maximum length of an exception's text [characters], and maximum number of frames in a traceback;
+#: the innermost frames are kept.
 MAX_TEXT, MAX_FRAMES = 20_000, 60
 
-#: Maximum number of exceptions examined in a chain, and of an exception's notes.
+#: Maximum number of exceptions examined in a chain, and maximum number of notes per exception.
 MAX_CAUSES = 10
 
 #: Text of an exception that is the consequence of a broken connection to a peer.

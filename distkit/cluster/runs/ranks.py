@@ -1,7 +1,7 @@
 """Forks, releases and terminates the processes of one run, and exchanges messages with them.
 
-Unlike with torchrun, ranks are forked from a process that has already imported torch, so a run
-starts fast. The ranks exit with the run, together with their children.
+Unlike under torchrun, ranks are forked from a process that has already imported torch, so a run
+starts quickly. When the run ends, the ranks and their children are killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from distkit.trace.info import RankInfo, RunInfo
 if TYPE_CHECKING:
     from distkit.kvstore import Node
 
-#: Timeout for a server to flush its events: the default, and the shorter one before a release [s].
-#: A suspended server (SIGSTOP) never flushes.
+#: Timeout for a server to flush its events [s]; the shorter one applies before a release. A
+#: suspended server (SIGSTOP) never flushes.
 FLUSH_TIMEOUT, QUICK_FLUSH_TIMEOUT = 2.0, 0.2
 
 
@@ -45,7 +45,7 @@ class ProcessHost:
     """A host that runs ranks. This class represents the local machine.
 
     Args:
-        server: forks and kills processes and reports their exits.
+        server: the client of the host's fork server.
         folder: the cluster's folder on the machine.
         ranks: the ranks that it runs.
         servers: the numbers of the parameter servers that it runs.
@@ -92,14 +92,14 @@ def this_machine(plan: Plan, folder: str) -> ProcessHost:
 
 
 class Ranks(RankController):
-    """The ranks of a run, and its servers and scheduler, if it has a parameter server.
+    """The ranks of a run, and its servers and scheduler if it uses a parameter server.
 
     Args:
         plan: number and devices of the ranks.
         folder: the cluster's folder on the local machine.
         number: run number.
         hosts: the machines that run them; by default the local machine.
-        on_change: called, from any thread, when a process exits.
+        on_change: called from any thread when a process exits.
     """
 
     #: Function that a rank's process calls.
@@ -118,7 +118,7 @@ class Ranks(RankController):
     ) -> None:
         self.plan, self.folder = plan, folder
         self.hosts = [*hosts] or [this_machine(plan, folder)]
-        #: The process of each node: the ranks, then the servers, then the scheduler.
+        #: The process of each node. Servers are numbered after the ranks, and the scheduler last.
         self.children: dict[int, Child] = {}
         servers = [("server", i) for i in range(plan.servers)] + [("scheduler", 0)]
         #: Role and number of each server and of the scheduler, by node.
@@ -126,7 +126,7 @@ class Ranks(RankController):
         self.run: Conductor | None = None
         self._on_change = on_change
         self._port, self._call = 0, (b"", dict[str, Any]())
-        self._name = f"run-{number}"  # prefix of the names of its files
+        self._name = f"run-{number}"  # prefix of the names of the run's files
         #: Whether :meth:`close` was called, and whether all nodes have registered.
         self._closed = self._registered = False
         self._keys: tuple[str, str] | None = None  # the servers' public and secret key
@@ -146,7 +146,7 @@ class Ranks(RankController):
             for host in self.hosts:  # an import by each process would be slower
                 host.server.preload("distkit.kvstore.client.worker")
             scheduler = max(self.servers)
-            if self.hosts[0].address:  # other machines need its endpoint
+            if self.hosts[0].address:  # other machines need the scheduler's endpoint
                 from distkit.kvstore.transport.node import new_keys
 
                 self._keys = new_keys()
@@ -206,7 +206,9 @@ class Ranks(RankController):
             )
 
     def _set_endpoint(self, endpoint: str) -> None:
-        with suppress(futures.InvalidStateError):  # it exited after it had started to listen
+        with suppress(
+            futures.InvalidStateError
+        ):  # the scheduler exited after it had reported its endpoint
             self._endpoint.set_result(endpoint)
 
     def _spec(self, r: int) -> Spec:
@@ -250,7 +252,7 @@ class Ranks(RankController):
         options: dict[str, Any],
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Send the call to every rank, and start a thread that controls the run.
+        """Send the call to every rank and start a thread that controls the run.
 
         The processes are started first, unless they are running. ``on_ended`` is called after the
         run has ended and its processes have been terminated.
@@ -390,7 +392,7 @@ class Ranks(RankController):
         else:
             role, i = self.servers[node]
             name = f"server {i}" if role == "server" else "the scheduler"
-            run.abandon(f"{name} has exited ({exit_cause(status)}). Run it again")
+            run.abandon(f"{name} has exited ({exit_cause(status)}). Run the function again")
 
     def _notify_scheduler_of_exit(self, node: int, incarnation: int, status: int) -> None:
         """Notify the scheduler that a process has exited, possibly before it registered."""

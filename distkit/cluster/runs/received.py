@@ -48,12 +48,12 @@ class LiveTrace:
 
     def __init__(self, info: RunInfo) -> None:
         self.info, self._info_lock = structs.replace(info, groups={}), threading.RLock()
-        #: Converts ranks' times to times of the trace, which exclude the pauses of a stepped run.
+        #: Converts ranks' times to the trace's times, which exclude the pauses of a stepped run.
         self.clock: Callable[[float], float] = float
         #: Returns the clock offset of a rank's machine, or None for the local machine.
         self.offset: Callable[[int], Any] = lambda rank: None
         self._live_clocks: Any = None  # other machines' clocks, once they send events
-        self.event_count = self.dropped = 0  # numbers of kept and of dropped events
+        self.event_count = self.dropped = 0  # numbers of kept and dropped events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
         self._first_seq: Counter[int] = Counter()  # offset of that process's sequence numbers
         self._tables: list[Table] = []  # the unpacked events
@@ -91,7 +91,7 @@ class LiveTrace:
         self.rows[rank] = 0
 
     def fail_pending(self, rank: int, end: float) -> None:
-        """Mark the pending operations of a rank as failed, because its process has exited."""
+        """Mark the pending operations of a rank as failed after its process has exited."""
         latest = {
             e.seq: e for e in self._table() if e.rank == rank and e.seq >= self._first_seq[rank]
         }
@@ -104,7 +104,7 @@ class LiveTrace:
         )
 
     def mark_replacement(self, rank: int, start: float, end: float) -> None:
-        """Mark the interval in which a rank was replaced as a failed operation."""
+        """Record the interval of a rank's replacement as a failed operation."""
         seq, label = self._first_seq[rank] - 1, {"label": "replaced"}
         self._append_events(
             [

@@ -34,8 +34,8 @@ from distkit.trace.calls import at, last_call
 from distkit.trace.info import Replacement
 from distkit.trace.trace import Trace
 
-#: Exceptions within this time of the first [s] count as simultaneous, since a busy machine delays
-#: some of them.
+#: Exceptions within this time of the first [s] are considered simultaneous, because a busy machine
+#: may delay some of them.
 SIMULTANEOUS = 0.1
 
 
@@ -93,8 +93,9 @@ def replacement_texts(name: str, replaced: list[Replacement]) -> list[str]:
     """Describe the processes that exited without ending the run."""
     consequence = {
         "worker": f"and was replaced: a new process ran {name} from its beginning",
-        "server": "and its backup took over if the store has replication=2; then no acknowledged "
-        "push is lost. A second crash may lose values; the next run starts with all servers",
+        "server": "and its backup took over if the store has replication=2; in that case, no "
+        "acknowledged push is lost. A second crash may lose values; the next run starts with all "
+        "servers",
     }
     return [
         f"{r.name} exited during {name} ({r.how}), {consequence[r.name.split()[0]]}."
@@ -160,7 +161,7 @@ def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
     finding, *others = _findings(
         rank, f"the {exit_text} {remedy_for_end(cause)} [{rules.died.code}]", trace
     )
-    if cause not in finding:  # the finding names only what led to the exit
+    if cause not in finding:  # the finding reports only what led to the exit
         finding += f"\nThe {exit_text}"
     last, crash = last_call(trace.spans, rank), _crash_report(outcome.log)
     parts, replacements = [finding, *others], sum(r.node == rank for r in trace.info.replaced)

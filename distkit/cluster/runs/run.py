@@ -43,7 +43,7 @@ class Run:
     def __init__(self, conductor: Conductor, *, raw: bool = False) -> None:
         self._conductor, self._raw = conductor, raw
         self.name, self.number, self.ranks = conductor.name, conductor.number, conductor.ranks
-        self._timeline: Timeline | None = None  # shown while it runs
+        self._timeline: Timeline | None = None  # shown while the run is in progress
         self._warned = False
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended, successfully or not."""
+        """True if the run is over, whether or not it succeeded."""
         return self._conductor.finished
 
     @property
@@ -94,7 +94,7 @@ class Run:
 
     @cached_property
     def _results(self) -> list[Any]:
-        """The results, unpickled on first use, which may execute user code."""
+        """The results. They are unpickled on first use because unpickling may execute user code."""
         return [self._read(self._conductor.outcomes[r]) for r in self.ranks]
 
     def _read(self, outcome: Outcome) -> Any:
@@ -106,14 +106,14 @@ class Run:
             raise
         except BaseException as cause:
             raise NotPicklableError(
-                f"rank {outcome.rank} returned a {outcome.result_type} that cannot be unpickled "
-                f"here ({type(cause).__name__}: {text(cause)}). "
+                f"rank {outcome.rank} returned an object of type {outcome.result_type} that cannot "
+                f"be unpickled here ({type(cause).__name__}: {text(cause)}). "
                 "Return plain data: numbers, strings, lists, dicts, tensors."
             ) from cause
 
     @property
     def output(self) -> list[str]:
-        """The output of each rank so far; a notebook may show only a part of it."""
+        """The output of each rank so far; a notebook may show only part of it."""
         return [self._conductor.output.output_of(rank) for rank in self.ranks]
 
     @property
@@ -155,7 +155,7 @@ class Run:
                         f"{self.name} is still running after {timeout} s, and continues"
                     )
         finally:
-            with conductor.finish_lock:  # a view's last update belongs to the cell that waited
+            with conductor.finish_lock:  # wait for the views' last update
                 pass
         self._warn_once()
         if self.error is not None:
@@ -194,7 +194,7 @@ def interruptible(run: Run) -> Iterator[None]:
     """End the run on every rank if the user interrupts the block."""
     try:
         yield
-    except RunStopped:  # by a nested block
+    except RunStopped:  # raised by a nested block
         raise
     except KeyboardInterrupt:
         run.interrupt()
@@ -209,7 +209,7 @@ def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] =
 
     ``args`` and ``kwargs``, the function's arguments, identify the run in the folded line.
     """
-    with interruptible(run):  # drawing a large trace is slow
+    with interruptible(run):  # also while the timeline is drawn, which can be slow
         if not in_notebook():
             return run.wait()
         while True:
@@ -306,7 +306,7 @@ def run_ranks(
 
 
 def poll(run: Run, timeout: float) -> list[tuple[int, str, str]]:
-    """Wait for a run, at most ``timeout`` seconds; the caller must print its output and warnings.
+    """Wait for a run for up to ``timeout`` seconds; the caller must print the output and warnings.
 
     Returns:
         The new lines of output: rank, "stdout" or "stderr", text.

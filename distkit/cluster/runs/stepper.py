@@ -24,8 +24,8 @@ from distkit.errors import StepError
 from distkit.events import Event
 from distkit.trace.trace import Trace
 
-#: Time without events after which blocked ranks count as settled, since a message may still be in
-#: transit, and timeout for the explanation of a deadlock [s].
+#: Blocked ranks are settled after ``SETTLE_TIME`` seconds without events: until then, a message may
+#: still be in transit. ``DIAGNOSIS_TIMEOUT`` is the timeout for the explanation of a deadlock [s].
 SETTLE_TIME, DIAGNOSIS_TIMEOUT = 0.01, 3.0
 
 
@@ -49,9 +49,9 @@ class Stepper:
 
     It steps through any program, including DDP, because a rank pauses where torch passes an
     operation to the backend. A worker of a parameter server pauses before each call to its KVStore,
-    whatever the number of keys. A push has arrived by the end of its step, so the pushes of workers
-    that are stepped one after another reach the servers in the same order. Times in the trace
-    exclude the pauses.
+    regardless of the number of keys. A push has arrived by the end of its step, so the pushes of
+    workers that are stepped one after another reach the servers in the same order. Times in the
+    trace exclude the pauses.
 
     Created by :meth:`distkit.Cluster.step`. In a notebook it is displayed as a cockpit with the
     same controls. As a context manager it ends the run at the end of the block.
@@ -78,7 +78,7 @@ class Stepper:
         self._event_counts: Counter[int] = Counter()  # number of events of each rank
         self._resume_counts: dict[int, int] = {}  # number of a rank's events when it was resumed
         self._last_time = 0.0  # time of the latest event, without the pauses
-        self._paused = False  # the program is at the latest moment
+        self._paused = False  # whether the program is paused at the latest moment
         self._paused_seconds = 0.0  # total length of all pauses except the current one [s]
         self._resumed_at = 0.0  # end of the latest pause, without the pauses
         self._conductor.live.clock = self._clock
@@ -105,13 +105,13 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Take at most ``speed`` steps per second, until the run ends or :meth:`pause` is called.
 
-        While looking back, it only replays the moments so far.
+        While looking back, this method only replays the moments recorded so far.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.
         """
         if not speed > 0:
-            raise StepError(f"play(speed={speed}): pass a number of steps per second above 0.")
+            raise StepError(f"speed must be a positive number of steps per second; got {speed}.")
         looking_back = self._looking_back
         self._pause_requested.clear()
         self.playing = True
@@ -197,7 +197,7 @@ class Stepper:
 
     @property
     def finished(self) -> bool:
-        """True if all ranks have ended."""
+        """True if the run is over."""
         return self.run.finished
 
     @property
@@ -217,7 +217,7 @@ class Stepper:
         return self.run.subscribe(callback)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback``, from any thread, after each change; return a function to stop."""
+        """Call ``callback`` after each change, in any thread; return an unsubscribe function."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
@@ -315,7 +315,7 @@ class Stepper:
                     return
 
     def _is_settled(self) -> bool:
-        """Return True if no rank continues unless resumed. The caller must hold the lock."""
+        """Return True if no rank can continue without being resumed. The lock must be held."""
         run = self._conductor
         self._record_ends()
         if any(

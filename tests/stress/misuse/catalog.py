@@ -345,7 +345,7 @@ def raises_error_that_cannot_be_unpickled() -> None:
     raise TwoArguments(3, "bad batch")
 
 
-@returns(ending=r"rank 1 returned a TwoArguments that cannot be unpickled")
+@returns(ending=r"rank 1 returned an object of type TwoArguments that cannot be unpickled")
 def returns_an_exception_that_cannot_be_unpickled() -> Any:
     return TwoArguments(3, "bad batch")
 
@@ -467,12 +467,12 @@ def raises_and_hangs_in_del() -> None:
 # -- results ----------------------------------------------------------------------------
 
 
-@returns(ending="rank 1: the function returned a generator that cannot be sent back")
+@returns(ending="rank 1: the function returned an object of type generator that cannot be sent")
 def returns_a_generator() -> Iterator[int]:
     yield 1
 
 
-@returns(ending="rank 1: the function returned a lock that cannot be sent back")
+@returns(ending="rank 1: the function returned an object of type lock that cannot be sent back")
 def returns_a_lock() -> Any:
     return threading.Lock()
 
@@ -482,7 +482,7 @@ class PicklingExits:
         sys.exit(4)
 
 
-@returns(ending="rank 1: the function returned a PicklingExits that cannot be sent back")
+@returns(ending="rank 1: the function returned an object of type PicklingExits that cannot be sent")
 def returns_value_that_exits_when_pickled() -> Any:
     return PicklingExits()
 
@@ -492,7 +492,7 @@ class UnpicklingRaises:
         return raise_it, ()
 
 
-@returns(ending="rank 1 returned a UnpicklingRaises that cannot be unpickled .*ValueError")
+@returns(ending="rank 1 returned an object of type UnpicklingRaises .*ValueError")
 def returns_value_that_raises_when_unpickled() -> Any:
     return UnpicklingRaises()
 
@@ -502,12 +502,12 @@ class UnpicklingExits:
         return sys.exit, (4,)
 
 
-@returns(ending="rank 1 returned a UnpicklingExits that cannot be unpickled .*SystemExit")
+@returns(ending="rank 1 returned an object of type UnpicklingExits .*SystemExit")
 def returns_value_that_exits_when_unpickled() -> Any:
     return UnpicklingExits()
 
 
-@returns(ending="rank 1: the function returned a list that cannot be sent back .*recursion")
+@returns(ending="rank 1: the function returned an object of type list that .*recursion")
 def returns_a_deep_list() -> Any:
     nested: list[Any] = []
     for _ in range(100_000):
