@@ -85,7 +85,7 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
 def _files_in(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     if not found:
-        empty = "the folder is empty: it should have a file for each rank"
+        empty = "the folder is empty: it should contain a file for each rank"
         raise IsADirectoryError(errno.EISDIR, empty, str(folder))
     return found
 
@@ -105,8 +105,8 @@ def _parse(path: Path) -> _File:
         return flight_recorder.parse(value)
     if isinstance(value, dict) and "traceEvents" in value:
         return kineto.parse(value)
-    what = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
-    raise TraceFileError(f"{path}: not a trace: it contains {what[:200]}. {_KNOWN}")
+    content_summary = ", ".join(map(str, value)) if isinstance(value, dict) else str(value)
+    raise TraceFileError(f"{path}: not a trace: it contains {content_summary[:200]}. {_KNOWN}")
 
 
 def _from_json(text: str) -> Any:

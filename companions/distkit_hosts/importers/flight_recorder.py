@@ -3,7 +3,8 @@
 No side effects.
 
 A dump contains the latest calls of one rank, and their states as seen by a watchdog. Some backends
-record no states: a completed call is then assumed to end when the last rank of its group makes it.
+record no states: a completed call is then assumed to end when the last rank of its group makes the
+call.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, torch/distributed/flight_recorder.
 """
@@ -25,7 +26,7 @@ from distkit.errors import PACKAGE_PATHS
 from distkit.events import COLLECTIVES, WORLD, Event, Op, State
 from distkit.trace.info import Count, Rank, RankEnd, RunInfo
 
-#: The operation for a part of a call's name; the first match is used.
+#: Maps parts of calls' names to operations; the first match is used.
 OPS = {
     "allreducebarrier": Op.BARRIER,
     "allreduce": Op.ALL_REDUCE,
@@ -134,7 +135,7 @@ def describe_tensor(
 ) -> tuple[tuple[int, ...], str, int]:
     """Return the shape of a call's first tensor, its dtype, and the total bytes of all tensors.
 
-    These are the outputs of a recv or scatter, and the inputs of other calls, if there are any.
+    The tensors are the outputs of a recv or scatter, and the inputs of other calls, if any.
     """
     shapes = (outputs if op in (Op.RECV, Op.SCATTER) else inputs) or outputs or inputs
     name, size = DTYPES.get(dtype.lower(), (dtype.lower(), 0))
@@ -145,7 +146,7 @@ def describe_tensor(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An entry of a dump, and the event of its call."""
+    """An entry of a dump, and the first event of its call."""
 
     entry: _Entry
     event: Event
@@ -187,17 +188,17 @@ def read(dumps: Mapping[int, Dump]) -> tuple[list[Event], RunInfo]:
 
 
 def _groups(dumps: Mapping[int, Dump]) -> dict[str, list[int]]:
-    """Return the ranks of each group: the configured ranks or, without any, those that used it."""
-    seen: dict[str, set[int]] = defaultdict(set)
+    """Return the ranks of each group: the configured ones or, if unknown, those that used it."""
+    callers: dict[str, set[int]] = defaultdict(set)
     known: dict[str, list[int]] = {WORLD: []}
     for rank, dump in dumps.items():
         for entry in dump.entries:
-            seen[entry.group].add(rank)
+            callers[entry.group].add(rank)
         for name, config in (dump.pg_config or {}).items():
             ranks = msgspec.json.decode(config.get("ranks") or "[]", type=list[Rank])
             label = _group(name, config.get("desc", ""))
             known[label] = sorted({*known.get(label, ()), *ranks})
-    return known | {name: known.get(name) or sorted(ranks) for name, ranks in seen.items()}
+    return known | {name: known.get(name) or sorted(ranks) for name, ranks in callers.items()}
 
 
 def _group(name: str = "", description: str = "", *_: str) -> str:
@@ -220,7 +221,8 @@ def _calls(
     for entry in dump.entries:
         op = op_of(entry.profiling_name)
         if op is None:
-            if not entry.profiling_name.endswith(":coalesced"):  # batched calls have entries, too
+            # the calls of a batch have their own entries
+            if not entry.profiling_name.endswith(":coalesced"):
                 unrecorded[entry.profiling_name.rpartition(":")[2]] += 1
         elif is_waiting and entry.has_states and entry.state == "scheduled":
             unrecorded[f"{op} queued behind an unfinished call"] += 1

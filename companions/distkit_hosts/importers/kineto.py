@@ -123,7 +123,7 @@ def _limitations(
         yield (
             "communication",
             Limitation(
-                "the profile has no communication: no c10d:: operators.",
+                "the profile contains no communication (no c10d:: operators).",
                 "Calls are recorded on the CPU: profile with ProfilerActivity.CPU, around steps "
                 "that communicate.",
             ),

@@ -50,7 +50,7 @@ from distkit_hosts.torchrun.rankfile import SUFFIX, RankFile, clock, pid_namespa
 
 #: The default folder for the ranks' files.
 FOLDER = "trace"
-#: Set to the pid of a recorded rank; processes that it starts are not recorded.
+#: Environment variable with the pid of a recorded rank; processes that it starts are not recorded.
 _ATTACHED = "DISTKIT_ATTACHED"
 #: Maximum length of a source file's text in a record [characters].
 _MAX_SOURCE = 200_000
@@ -63,7 +63,7 @@ _current: Attached | None = None
 
 
 def record(folder: str | Path = FOLDER) -> None:
-    """Record this rank's communication from now on, whichever launcher started it.
+    """Record this rank's communication from now on, regardless of the launcher.
 
     Call it before ``init_process_group``. Afterwards, ``distkit replay FOLDER`` shows all ranks.
     The call has no effect in a rank that is already recorded, or in processes that such a rank
@@ -86,7 +86,7 @@ def record(folder: str | Path = FOLDER) -> None:
     if _current is None and not has_recorded_parent and _recorder.current() is None:
         launched = detect(os.environ)
         _current = Attached(launched, Path(folder).absolute())
-        if launched.launcher != "none":  # otherwise this process may start ranks
+        if launched.launcher != "none":  # without a launcher, this process may start ranks
             os.environ[_ATTACHED] = str(os.getpid())
 
 
@@ -101,7 +101,7 @@ class Attached:
     def __init__(self, launched: Launched, folder: Path) -> None:
         began, host = (time.monotonic(), time.time()), socket.gethostname()
         name = f"{launched.rank:05}-{host}-{os.getpid()}-{began[1]:.0f}"
-        about = {
+        header = {
             "rank": launched.rank,
             "world_size": launched.world_size,
             "host": host,
@@ -121,8 +121,8 @@ class Attached:
             self._fault = self._temporary[1].open("wb")
             self._recorder = Recorder(launched.rank, copy_to=partial(self._box.store, 1))
             self._control = ControlSocket(self._recorder, self._release)
-            about["socket"] = self._control.path
-            self._file = RankFile(folder / f"{name}{SUFFIX}", about)
+            header["socket"] = self._control.path
+            self._file = RankFile(folder / f"{name}{SUFFIX}", header)
         except OSError as error:
             raise StartError(
                 f"{folder}: the ranks' files cannot be written there ({error.strerror}). "
@@ -210,10 +210,10 @@ class Attached:
             tb = tb.tb_next
         default(kind, error.with_traceback(tb), tb)
 
-    def _release(self, why: str) -> None:
+    def _release(self, reason: str) -> None:
         """Print this rank's current position and exit.
 
-        SIGTERM is only logged, because a launcher sends it as soon as another rank has exited.
+        Meanwhile, SIGTERM is only logged: a launcher sends it as soon as another rank has exited.
         """
         faulthandler.register(signal.SIGTERM, self._fault, all_threads=False)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -221,7 +221,7 @@ class Attached:
         lines = traceback.format_list(frames)
         self._end = "released", "", ""
         self._at_exit()
-        report = "".join([*lines, f"Released: {why}\n"])
+        report = "".join([*lines, f"Released: {reason}\n"])
         sys.stderr.write(textwrap.indent(report, f"[rank{self._recorder.rank}]: "))
         sys.stderr.flush()
         os._exit(1)
@@ -298,7 +298,7 @@ class ControlSocket:
             gate.wait()
 
     def close(self) -> None:
-        """Remove the socket when the rank ends."""
+        """Close and remove the socket."""
         self.close_listener()
         if self.path:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
@@ -308,7 +308,7 @@ class ControlSocket:
         self._listener.close()
 
     def _listen(self) -> None:
-        with suppress(OSError):  # the rank ends
+        with suppress(OSError):  # the rank is ending
             while True:
                 self._serve(Channel(self._listener.accept()[0]))
 

@@ -34,7 +34,8 @@ from distkit_hosts.torchrun import merge, rankfile
 from distkit_hosts.torchrun.attached import FOLDER
 from distkit_hosts.torchrun.rankfile import Record
 
-#: Minimum polling interval, in seconds and as a multiple of the duration of the last read.
+#: The time between polls is at least ``POLL_INTERVAL`` seconds and at least ``READ_MULTIPLE`` times
+#: the duration of the last read.
 POLL_INTERVAL, READ_MULTIPLE = 0.05, 5
 #: Maximum time until another machine's writes appear in a shared folder [s].
 MAX_DELAY = 10.0
@@ -47,7 +48,7 @@ _RELEASED = "ended by a notebook that follows the run"
 
 
 def follow(folder: str | Path = FOLDER, *, timeout: float = 60.0) -> Following:
-    """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they run.
+    """Follow ranks that torchrun, ``srun`` or ``mpiexec`` has started, while they are running.
 
     The ranks are recorded by ``distkit trace -- torchrun …`` or :func:`distkit_hosts.record`. The
     result displays a live timeline, and can be passed to other views: ``dk.Stage(following)``.
@@ -99,7 +100,7 @@ def _latest_attempt(folder: Path) -> dict[int, Record]:
     try:
         files = rankfile.find_files([folder]) if folder.is_dir() else []
         records = [rankfile.read(path) for path in files]
-        known = [r for r in records if r.about["launcher"] != "none" or "world" in r.notes]
+        known = [r for r in records if r.header["launcher"] != "none" or "world" in r.notes]
         return merge.attempts_of(known)[-1]
     except TraceFileError:  # no file yet, or a rank has just created its file
         return {}
@@ -128,7 +129,7 @@ class Following(Run):
 
     @property
     def ends(self) -> dict[int, str]:
-        """How ranks ended: "returned", "raised ValueError: … at train.py:7"."""
+        """How each rank ended, such as "returned" or "raised ValueError: … at train.py:7"."""
         return {rank: _describe_end(end) for rank, end in self.trace.info.ends.items()}
 
     def wait(self, timeout: float | None = None) -> Following:
@@ -136,7 +137,7 @@ class Following(Run):
 
         Raises:
             RankError: the program raised on a rank, or a rank died.
-            DeadlockError: ranks wait for each other forever.
+            DeadlockError: ranks would wait for each other forever.
             TimeoutError: ``timeout`` seconds have passed.
         """
         end = time.monotonic() + (math.inf if timeout is None else timeout)
@@ -179,7 +180,7 @@ class Following(Run):
             raise
 
     def interrupt(self) -> None:
-        """Stop the ranks on this machine, wherever they wait.
+        """Stop the ranks on this machine, whether they are computing or waiting.
 
         Each rank prints its position and the reason, such as a deadlock, and exits with status 1.
         The launcher then decides: torchrun terminates the other ranks, or restarts all ranks if
@@ -196,14 +197,14 @@ class Following(Run):
                 "machines. Stop the launcher there."
             )
         self._control.connect(local)
-        self._control.why = "\n".join([_RELEASED, *(str(f) for f in self.findings if f.hang)])
+        self._control.reason = "\n".join([_RELEASED, *(str(f) for f in self.findings if f.hang)])
         self._attached.interrupt()
 
     def _obstacles(self) -> dict[int, str]:
         """Return the ranks that cannot be controlled from here, and the reasons."""
         found = {rank: _obstacle(record) for rank, record in self._attached.records.items()}
         found |= dict.fromkeys(self._attached.outcomes, "ended")
-        return {rank: why for rank, why in found.items() if why}
+        return {rank: reason for rank, reason in found.items() if reason}
 
     def _poll(self) -> None:
         while self._attached.unfinished and not self.finished:
@@ -215,9 +216,9 @@ class Following(Run):
 
 def _obstacle(record: Record) -> str:
     """Explain why this process cannot connect to a rank; "" if it can."""
-    if not rankfile.is_here(record.about):
-        return f"on {record.about['host']}"
-    path = Path(record.about.get("socket", ""))
+    if not rankfile.is_here(record.header):
+        return f"on {record.header['host']}"
+    path = Path(record.header.get("socket", ""))
     with suppress(OSError):
         folder = path.parent.lstat()  # reject the sockets of other users
         if stat.S_IMODE(folder.st_mode) == 0o700 and folder.st_uid == os.getuid():
@@ -243,9 +244,9 @@ class AttachedRun(Conductor):
     def __init__(self, records: Mapping[int, Record]) -> None:
         info = merge.merged_trace([*records.values()], Trace).info
         self.records = {
-            rank: Record(r.path, r.about, is_growing=True) for rank, r in records.items()
+            rank: Record(r.path, r.header, is_growing=True) for rank, r in records.items()
         }
-        self._has_one_clock = len({r.about["clock"] for r in records.values()}) == 1
+        self._has_one_clock = len({r.header["clock"] for r in records.values()}) == 1
         self._grown_at = dict.fromkeys(records, time.monotonic())
         initial = RunInfo(world_size=info.world_size, ranks=info.ranks, groups=info.groups)
         conclusion = "their launcher decides what happens next"
@@ -277,7 +278,7 @@ class AttachedRun(Conductor):
                     self._add(rank, value)
                 elif kind in _MESSAGES:
                     self.handle_event(rank, kind, value)
-            delay = merge.RECENT if rankfile.is_here(record.about) else MAX_DELAY
+            delay = merge.RECENT if rankfile.is_here(record.header) else MAX_DELAY
             if "end" in record.notes:
                 self._end(rank, record)
             elif now - self._grown_at[rank] > delay:  # ended without a report, or suspended
@@ -335,8 +336,8 @@ class SocketControl(RankController):
     """
 
     def __init__(self, records: Mapping[int, Record]) -> None:
-        self.why = _RELEASED
-        self._about = {rank: record.about for rank, record in records.items()}
+        self.reason = _RELEASED
+        self._headers = {rank: record.header for rank, record in records.items()}
         self._channels: dict[int, Channel] = {}
 
     def connect(self, ranks: Iterable[int]) -> None:
@@ -347,7 +348,7 @@ class SocketControl(RankController):
         """
         for rank in ranks:
             if rank not in self._channels:
-                self._channels[rank] = _connect(rank, self._about[rank]["socket"])
+                self._channels[rank] = _connect(rank, self._headers[rank]["socket"])
 
     def open_gates(self, ranks: Iterable[int], count: int | None) -> None:
         """Add ``count`` permits to the gates of these ranks; None opens the gates permanently."""
@@ -358,14 +359,14 @@ class SocketControl(RankController):
         self._send(self._channels, "step", None)
 
     def release(self, ranks: Iterable[int]) -> None:
-        """Release these ranks, wherever they wait."""
-        self._send(ranks, "release", self.why)
+        """Release these ranks, whether they are computing or waiting."""
+        self._send(ranks, "release", self.reason)
 
     def kill(self, ranks: Iterable[int]) -> None:
         """Kill the processes of these ranks, if connected."""
         for rank in self._channels.keys() & {*ranks}:
             with suppress(OSError):
-                os.kill(self._about[rank]["pid"], signal.SIGKILL)
+                os.kill(self._headers[rank]["pid"], signal.SIGKILL)
 
     def close(self) -> None:
         """Close the connections."""
@@ -389,8 +390,8 @@ def _connect(rank: int, path: str) -> Channel:
     except (OSError, EOFError) as error:
         channel.close()
         raise RunError(
-            f"rank {rank} does not respond. Another notebook may control it, or it is stopped "
-            "or ending. Try again, or check the terminal of its launcher."
+            f"rank {rank} does not respond. Another notebook may be controlling it, or it may be "
+            "suspended or exiting. Try again, or check the terminal of its launcher."
         ) from error
     sock.settimeout(None)
     return channel

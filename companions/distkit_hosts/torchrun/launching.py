@@ -93,21 +93,21 @@ def _record_python(arguments: list[str], attach: list[str]) -> list[str]:
     raise _recording_error("it does not run a Python script or module")
 
 
-def _recording_error(why: str) -> StartError:
+def _recording_error(reason: str) -> StartError:
     return StartError(
-        f"this command cannot be recorded: {why}. Pass the complete command of the launcher: "
+        f"this command cannot be recorded: {reason}. Pass the complete command of the launcher: "
         "distkit trace -- torchrun --nproc-per-node 2 train.py"
     )
 
 
 def run(command: Sequence[str], on_signal: Callable[[], object]) -> int:
-    """Run a launcher and return its exit status as a shell does.
+    """Run a launcher and return its exit status as a shell reports it.
 
     The launcher runs in a separate session, so that each signal reaches it once, from this process.
 
     Args:
         command: the launcher with its arguments.
-        on_signal: called once, after the first signal was forwarded.
+        on_signal: called once, after the first signal has been forwarded.
 
     Raises:
         StartError: the launcher cannot be started.

@@ -1,7 +1,7 @@
 """Merge the files of ranks on one or several hosts into one trace.
 
-The processes on a host share a monotonic clock. The clocks of several hosts are aligned by the
-messages between them and, if messages provide no bound, by their wall clocks.
+The processes on a host share a monotonic clock. The clocks of several hosts are aligned using the
+messages between them and, if messages provide no bound, the wall clocks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     if not records:
         raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
     # a process without a launcher may only have started ranks
-    ranks = [r for r in records if r.rows or r.about["launcher"] != "none"] or records
+    ranks = [r for r in records if r.rows or r.header["launcher"] != "none"] or records
     attempts: list[dict[int, Record]] = []
     for record in sorted(ranks, key=_start_time):
         if not attempts or not _belongs(record, attempts[-1]):
@@ -101,19 +101,19 @@ def _launcher(record: Record) -> tuple[Any, ...]:
     Only torchrun restarts ranks. Hosts that share a kernel share its clock, and their pids may
     coincide.
     """
-    about = record.about
-    pid = about["parent" if about["launcher"] == "torchrun" else "pid"]
-    return about["clock"], about["host"], about["pid_namespace"], pid
+    header = record.header
+    pid = header["parent" if header["launcher"] == "torchrun" else "pid"]
+    return header["clock"], header["host"], header["pid_namespace"], pid
 
 
 def _start_time(record: Record) -> float:
     """Return the start time of a rank's process on its wall clock [s]."""
-    return float(record.about["began"][1])
+    return float(record.header["began"][1])
 
 
 def _end_time(record: Record) -> float:
     """Return the time of a rank's last heartbeat or event on its wall clock [s]."""
-    monotonic, wall = record.about["began"]
+    monotonic, wall = record.header["began"]
     return float(wall + record.until - monotonic)
 
 
@@ -126,8 +126,8 @@ class Clocks:
     def __init__(self, ranks: Mapping[int, Record]) -> None:
         hosts, assumed = dict[str, str](), dict[str, float]()
         for record in ranks.values():
-            clock, (monotonic, wall) = record.about["clock"], record.about["began"]
-            hosts.setdefault(clock, record.about["host"])
+            clock, (monotonic, wall) = record.header["clock"], record.header["began"]
+            hosts.setdefault(clock, record.header["host"])
             assumed.setdefault(clock, monotonic - wall)
         first = next(iter(assumed.values()))
         assumed = {clock: ahead - first for clock, ahead in assumed.items()}
@@ -146,7 +146,7 @@ class Clocks:
 
     def offset_of(self, record: Record) -> ClockOffset:
         """Return the offset of a rank's clock."""
-        return self._by_clock.get(record.about["clock"], ClockOffset(0.0))
+        return self._by_clock.get(record.header["clock"], ClockOffset(0.0))
 
 
 def _cross_host_messages(ranks: Mapping[int, Record]) -> Iterator[CrossHostMessage]:
@@ -155,7 +155,7 @@ def _cross_host_messages(ranks: Mapping[int, Record]) -> Iterator[CrossHostMessa
     Ranks that used a GPU are omitted, because a call on a GPU returns before it completes.
     """
     usable = {rank: r for rank, r in ranks.items() if not _losses(r)[3]}
-    clock = {rank: str(r.about["clock"]) for rank, r in usable.items()}
+    clock = {rank: str(r.header["clock"]) for rank, r in usable.items()}
     return cross_host_messages(
         EventLog(e for rank, r in usable.items() for e in _events(rank, r)), clock
     )
@@ -169,14 +169,14 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
     size = max(max(r.world_size for r in ranks.values()), *(rank + 1 for rank in ranks))
     groups = {g: list(members) for r in ranks.values() for g, members in r.notes.get("group", ())}
     return RunInfo(
-        name=next(iter(ranks.values())).about["program"],
+        name=next(iter(ranks.values())).header["program"],
         world_size=size,
         ranks={
             rank: RankInfo(
                 f"rank {rank}",
                 "rank",
-                r.about["host"],
-                r.about["pid"],
+                r.header["host"],
+                r.header["pid"],
                 "cuda" if _losses(r)[3] else "cpu",
             )
             for rank, r in ranks.items()
@@ -193,7 +193,7 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
         unreduced={rank: [*(r.latest("unreduced", ()))] for rank, r in ranks.items()},
         unwaited={rank: [*(r.latest("unwaited", ()))] for rank, r in ranks.items()},
         sources={
-            _label(r.about["folder"], file): text
+            _label(r.header["folder"], file): text
             for r in ranks.values()
             for file, text in r.notes.get("source", ())
         },
@@ -201,7 +201,7 @@ def _info(ranks: Mapping[int, Record], clocks: Clocks, ahead: Mapping[int, float
 
 
 def _events(rank: int, record: Record, ahead: float = 0.0) -> Sequence[Event]:
-    label = partial(_source_line, record.about["folder"])
+    label = partial(_source_line, record.header["folder"])
     return to_table(rank, record.rows, label, lambda time: time - ahead)
 
 
@@ -218,7 +218,7 @@ def _label(folder: str, file: str) -> str:
 
 
 def _losses(record: Record) -> tuple[int, int, dict[str, int], bool]:
-    """Return a rank's lost events, values and calls, and whether it used a GPU."""
+    """Return a rank's counts of lost events, values and calls, and whether it used a GPU."""
     *_, lost, without_values, unrecorded, cuda = record.latest(
         "beat", (0, 0, None, 0, 0, {}, False)
     )
@@ -236,7 +236,7 @@ def waits(record: Record, clocks: Clocks) -> list[Wait]:
 
 def _raising(record: Record) -> Raising:
     seq, text, where = record.latest("raising")
-    return Raising(seq, text, _source_line(record.about["folder"], where))
+    return Raising(seq, text, _source_line(record.header["folder"], where))
 
 
 #: The signals of crashes, by the start of faulthandler's message.
@@ -258,32 +258,32 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
     """
     if "end" in record.notes:
         how, text, where, ended = record.latest("end")
-        return RankEnd(how, text, _source_line(record.about["folder"], where), ended - ahead)
+        return RankEnd(how, text, _source_line(record.header["folder"], where), ended - ahead)
     until = record.until - ahead
     crash = re.search(r"Fatal Python error: (.*)", record.fault)
     if crash is not None:
         signal = next((s for name, s in _CRASHES.items() if crash[1].startswith(name)), "")
         text = f"signal {signal}" if signal else crash[1]
         return RankEnd("died", text, _crashed_at(record), until)
-    if record.fault:  # a signal has stopped it
+    if record.fault:  # a signal ended the rank
         return RankEnd("released", time=until)
     if _may_run(record):
         return None
-    text = "without a report: killed, exited by os._exit, or its host was lost"
+    text = "without a report: it was killed or called os._exit, or its host was lost"
     return RankEnd("died", text, time=until)
 
 
 def _may_run(record: Record) -> bool:
     """Return whether a rank that has not recorded its end may still be running."""
-    shares_clock = record.about["clock"] == rankfile.clock()
+    shares_clock = record.header["clock"] == rankfile.clock()
     age = time.monotonic() - record.until if shares_clock else time.time() - _end_time(record)
     if record.is_growing or abs(age) < RECENT:
         return True
-    is_here = rankfile.is_here(record.about)
-    return is_here and rankfile.is_running(record.about["pid"], _start_time(record) + RECENT)
+    is_here = rankfile.is_here(record.header)
+    return is_here and rankfile.is_running(record.header["pid"], _start_time(record) + RECENT)
 
 
 def _crashed_at(record: Record) -> str:
     """Return the innermost line of the user's code in a crash report."""
     frames = crash_frames(record.fault)
-    return _source_line(record.about["folder"], f"{frames[0][0]}:{frames[0][1]}") if frames else ""
+    return _source_line(record.header["folder"], f"{frames[0][0]}:{frames[0][1]}") if frames else ""

@@ -35,7 +35,7 @@ from distkit.recording.encoding import (
     rows_in,
 )
 
-#: Suffix of a rank's file, and its first line with the version of the format.
+#: Suffix of the name of a rank's file, and first line of the file, with the version of the format.
 SUFFIX, MAGIC = ".rank", b"distkit-rank 2\n"
 #: Maximum number of events in a rank's file; further events are only counted.
 MAX_ROWS = 1_000_000
@@ -60,9 +60,9 @@ def pid_namespace() -> str:
         return ""
 
 
-def is_here(about: Mapping[str, Any]) -> bool:
+def is_here(header: Mapping[str, Any]) -> bool:
     """Return whether the pid in a rank's record is valid in this process."""
-    return bool(about["clock"] == clock() and about["pid_namespace"] == pid_namespace())
+    return bool(header["clock"] == clock() and header["pid_namespace"] == pid_namespace())
 
 
 def is_running(pid: int, latest_start: float = float("inf")) -> bool:
@@ -91,14 +91,14 @@ class RankFile:
 
     Args:
         path: the path of the file, which must not exist.
-        about: see :class:`Record`.
+        header: see :class:`Record`.
     """
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path, self.lost, self._count = path, 0, 0
         self._file, self._write_lock = path.open("xb", buffering=0), threading.Lock()
         self._file.write(MAGIC)
-        self.note("about", about)
+        self.note("about", header)
 
     def write_rows(self, rows: list[Row]) -> None:
         """Add events."""
@@ -138,7 +138,7 @@ class Record:
 
     Args:
         path: the path of the file.
-        about: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (the parent's pid),
+        header: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (the parent's pid),
             ``pid_namespace`` (pids are unique within one), ``launcher``, ``clock`` (equal for
             processes with the same monotonic clock), ``began`` (the monotonic and the wall clock at
             the start [s]), ``folder`` (the current folder), ``program``, ``socket`` (the path of
@@ -151,7 +151,7 @@ class Record:
     """
 
     path: Path
-    about: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, list[Any]] = field(default_factory=dict)
     fault: str = ""
@@ -182,7 +182,7 @@ class Record:
         if name == "rows":
             self.rows += value
         elif name == "about":
-            self.about = value
+            self.header = value
         else:
             self.notes.setdefault(name, []).append(value)
 
@@ -193,17 +193,17 @@ class Record:
     @property
     def rank(self) -> int:
         """The rank in the process group or, before there is one, the launcher's rank."""
-        return int(self.latest("world", (self.about["rank"],))[0])
+        return int(self.latest("world", (self.header["rank"],))[0])
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return int(self.latest("world", (0, self.about["world_size"]))[1])
+        return int(self.latest("world", (0, self.header["world_size"]))[1])
 
     @property
     def until(self) -> float:
         """The time of the last heartbeat or event on the rank's clock [s]."""
-        beat = self.latest("beat", (self.about["began"][0],))[0]
+        beat = self.latest("beat", (self.header["began"][0],))[0]
         return float(max(beat, self.rows[-1][3] if self.rows else beat))
 
 
@@ -230,7 +230,7 @@ def read(path: Path) -> Record:
         TraceFileError: the file is damaged, empty, or of another kind or version.
         OSError: the file cannot be read.
     """
-    # before the file itself, because an exiting rank removes these once its file is complete
+    # read these files first, because an exiting rank removes them once its own file is complete
     fault, box = _read_sibling(path, ".fault"), _read_sibling(path, ".box")
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -240,7 +240,7 @@ def read(path: Path) -> Record:
             )
     record = Record(path)
     record.update()
-    if not record.about:
+    if not record.header:
         raise TraceFileError(
             f"{path}: the file is empty. Its rank has just started, or exited during startup."
         )
