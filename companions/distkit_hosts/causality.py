@@ -26,9 +26,9 @@ from distkit.events import Op, Span, State
 from distkit.trace.info import ClockOffset, hosts_if_several
 from distkit.trace.log import EventLog, Log
 
-#: Minimum duration of a message between hosts [s], longer than rounding errors of clocks.
+#: Minimum duration of a message between hosts [s]; it exceeds the clocks' rounding errors.
 MIN_DURATION = 1e-8
-#: Contradictions of up to this size are attributed to drift; tried in this order [s].
+#: Amounts by which bounds may be widened to allow for drift [s]; the first sufficient one is used.
 _SLACKS = 0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1
 
 
@@ -98,7 +98,7 @@ def _bounds(hosts: list[str], messages: Iterable[CrossHostMessage]) -> NDArray[n
         if not bounds.diagonal().any():
             return bounds
     raise ClocksDisagree(
-        "the clocks of the hosts cannot be aligned: with any offsets, some messages are "
+        "the clocks of the hosts cannot be aligned: for any offsets, some messages are "
         f"received more than {_SLACKS[-1]:g} s before they are sent."
     )
 
@@ -112,11 +112,12 @@ def _shortest(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # -- the messages of a trace ---------------------------------------------------------------------
 
-#: Collectives in which all others wait for the root; those in which the root waits for all others.
+#: ``_FROM_ROOT`` contains the collectives in which all other ranks wait for the root, ``_TO_ROOT``
+#: those in which the root waits for all other ranks.
 _FROM_ROOT, _TO_ROOT = {Op.BROADCAST, Op.SCATTER}, {Op.REDUCE, Op.GATHER}
-#: Collectives that a member may complete before others start, if it receives nothing from them.
+#: Collectives that a rank may complete before other ranks start, if it needs no data from them.
 _LOOSE = {Op.ALL_TO_ALL, Op.NEW_GROUP}
-#: Stands for the local host, and for every other host whose clock has no known error.
+#: The name of the local host and of every other host whose clock has no known error.
 _HERE = ""
 
 
@@ -158,8 +159,8 @@ def enforce_causality(trace: Log) -> Log:
         offsets = align(dict.fromkeys([_HERE, *errors], 0.0), close_messages)
     except ClocksDisagree:
         return trace
-    moves = {h: min(max(offsets[h].ahead, -error), error) for h, error in errors.items()}
-    events = (replace(e, time=e.time - moves.get(hosts.get(e.rank, _HERE), 0.0)) for e in trace)
+    shifts = {h: min(max(offsets[h].ahead, -error), error) for h, error in errors.items()}
+    events = (replace(e, time=e.time - shifts.get(hosts.get(e.rank, _HERE), 0.0)) for e in trace)
     return type(trace)(events, trace.info)
 
 

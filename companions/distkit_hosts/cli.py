@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add these commands to the parser of ``distkit``."""
+    """Add ``doctor`` to the commands of ``distkit``."""
     doctor = commands.add_parser(
         "doctor",
         help="check whether ranks can run here, or on several machines",

@@ -231,7 +231,7 @@ NETWORK_FAULTS = [
     ("ssh.other", "Try to start one: ssh beta", unreachable("exec format error")),
     (
         "ssh.cut",
-        "beta stopped responding during files",
+        'beta stopped responding in stage "files"',
         lambda facts: facts.lost.update(beta={"message": "no reply within 6 s", "stage": "files"}),
     ),
     ("python.differs", "beta has Python 3.12.1", change_beta(python={"version": "3.12.1"})),

@@ -120,9 +120,12 @@ def _packages(host: str, machine: Json) -> Iterator[Check]:
 
 def _gpus(host: str, machine: Json) -> Iterator[Check]:
     probed, usable = machine["gpus"], gpus(machine)
-    if why := usable.obstacle:
+    if obstacle := usable.obstacle:
         yield warning(
-            f"gpus.{why.kind}", f"no GPU can be used {on(host)}: {why.reason}.", why.remedy, host
+            f"gpus.{obstacle.kind}",
+            f"no GPU can be used {on(host)}: {obstacle.reason}.",
+            obstacle.remedy,
+            host,
         )
     if usable.usable:
         nccl = ".".join(map(str, usable.nccl)) or "none"
@@ -200,10 +203,10 @@ _SSH = {
 def _lost(facts: Facts) -> Iterator[Check]:
     for host, loss in facts.lost.items():
         message, names = loss["message"], {"host": host, "target": facts.targets[host]}
-        kind, what, remedy = next(x for phrase, x in _SSH.items() if phrase in message.lower())
+        kind, problem, remedy = next(x for phrase, x in _SSH.items() if phrase in message.lower())
         if loss["stage"]:
-            kind, what = "ssh.cut", f"{{host}} stopped responding during {loss['stage']}"
-        yield failure(kind, f"{what.format(**names)} ({message}).", remedy.format(**names), host)
+            kind, problem = "ssh.cut", f'{{host}} stopped responding in stage "{loss["stage"]}"'
+        yield failure(kind, f"{problem.format(**names)} ({message}).", remedy.format(**names), host)
     if reached := [host for host in facts.hosts if host not in facts.lost]:
         yield passed("ssh", f"passwordless ssh works: {joined(reached)}", *reached)
 
@@ -226,7 +229,7 @@ def _names(facts: Facts) -> Iterator[Check]:
 
 
 def _name(facts: Facts, resolver: str, host: str, reply: Json) -> Iterator[Check]:
-    """Yield the problem, if any, with a host's name on a machine."""
+    """Yield a failed check if a machine does not resolve a host's name correctly."""
     first, correct = reply.get("addresses", [""])[0], facts.addresses.get(host, "ADDRESS")
     add = f"Add the line '{correct} {host}' to /etc/hosts {on(resolver)}"
     if "error" in reply:
@@ -273,10 +276,10 @@ def _reachability(facts: Facts) -> Iterator[Check]:
         if forward and backward and (lost := _lost_packets(facts, a, b, forward, backward)):
             found.append(lost)
         else:
-            for source, to, why in ((a, b, forward), (b, a, backward)):
-                if why:
-                    filtered[to, why].append(source)
-    found += [_blocked_connections(to, sources, why) for (to, why), sources in filtered.items()]
+            for source, to, error in ((a, b, forward), (b, a, backward)):
+                if error:
+                    filtered[to, error].append(source)
+    found += [_blocked_connections(to, sources, error) for (to, error), sources in filtered.items()]
     yield from found
     if facts.connections and not found:
         yield passed("connections", "every machine can connect to every other")
@@ -300,7 +303,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
             dest,
         )
     if forward not in _UNANSWERED and backward not in _UNANSWERED:
-        return None  # at least one of them refuses connections
+        return None  # both machines reply, for example by refusing connections
     return failure(
         "connections.cut",
         f"all packets between {named(a)} and {named(b)} are lost, in both directions ({forward}).",
@@ -310,7 +313,7 @@ def _lost_packets(facts: Facts, a: str, b: str, forward: str, backward: str) -> 
     )
 
 
-def _blocked_connections(to: str, sources: list[str], why: str) -> Check:
+def _blocked_connections(to: str, sources: list[str], error: str) -> Check:
     """Return a check for a machine that blocks incoming connections."""
     remedy = (
         "Open the port range in /proc/sys/net/ipv4/ip_local_port_range to these machines: "
@@ -321,7 +324,7 @@ def _blocked_connections(to: str, sources: list[str], why: str) -> Check:
     return failure(
         "connections.filtered",
         f"{named(to)} blocks incoming connections: {named(*sources)} cannot connect to a "
-        f"listening port there ({why}).",
+        f"listening port there ({error}).",
         remedy,
         to,
         *sources,
@@ -373,8 +376,8 @@ def _shared(facts: Facts) -> Iterator[Check]:
             "folder.unshared",
             f"this folder, {facts.folder}, is not shared with {joined(unshared)}: modules, data "
             "and checkpoints in it are not found there.",
-            "Share it (NFS), copy the files that ranks need, or define functions in the notebook, "
-            "which sends them.",
+            "Share it (NFS), copy the files that ranks need, or define functions in the notebook: "
+            "these are sent to the ranks.",
             *unshared,
         )
     else:
@@ -399,7 +402,7 @@ class Report:
 
     @cached_property
     def checks(self) -> list[Check]:
-        """All checks, failures first."""
+        """The reported checks, failures first."""
         single = not self.facts.targets  # for several machines, only problems are reported
         machines = self.facts.machines.items()
         results = [c for host, m in machines for c in host_checks(host, m)]

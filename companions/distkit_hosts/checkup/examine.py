@@ -29,13 +29,13 @@ from distkit_hosts.checkup import probe
 from distkit_hosts.checkup.checks import Report
 from distkit_hosts.checkup.facts import HERE, Facts, Json
 
-#: Timeouts for ssh to connect, and for the first reply [s].
+#: Timeout for ssh to connect, and timeout for a probe's first reply [s].
 CONNECT_TIMEOUT, FIRST_REPLY_TIMEOUT = 5, 10.0
 
-#: Timeout for all other replies [s].
+#: Timeout for most other replies [s].
 REPLY_TIMEOUT = 3 * probe.TIMEOUT
 
-#: Timeout for the description of a machine, which calls nvidia-smi [s].
+#: Timeout for the description of a machine [s]; to describe it, the probe calls nvidia-smi.
 MACHINE_TIMEOUT = 2 * machine.SMI_TIMEOUT + REPLY_TIMEOUT
 
 #: The program sent to every machine.
@@ -57,8 +57,8 @@ def doctor(
         ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
             with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
-        python: the path of Python on the hosts; by default this process's path if it exists there,
-            otherwise python3 or python.
+        python: the path of Python on the hosts; by default, the path of this process's Python if it
+            exists there, otherwise python3 or python.
 
     Raises:
         DistkitError: a host is named twice or "here", ssh is not installed here, or this machine
@@ -174,8 +174,8 @@ class _Examination:
         connections = self.facts.connections
         connections.update({a: {b: {} for b in self.others(a)} for a in self.alive})
         for a, replies in self.ask("reach", lambda a: {"peers": self.peers(a)}).items():
-            for b, why in replies.items():
-                connections[a][b]["tcp"] = why
+            for b, error in replies.items():
+                connections[a][b]["tcp"] = error
         self.ask("send_datagrams", lambda a: {"name": a, "peers": self.peers(a)})
         received = self.ask(
             "receive_datagrams", lambda b: {"names": self.others(b), "within": probe.TIMEOUT / 2}
@@ -226,7 +226,7 @@ def choose(resolved: Sequence[str], own: set[str]) -> str:
 
 
 class ProbeError(Exception):
-    """A probe has failed or did not respond; the message may quote ssh or the probe."""
+    """A probe failed or did not respond; the message may quote ssh or the probe."""
 
 
 class Host:

@@ -21,7 +21,8 @@ class Facts:
     """Facts about machines, by label; the label of the doctor's own machine is ``HERE``.
 
     Args:
-        machines: the result of ``probe.machine()`` on each machine that responded.
+        machines: the result of ``probe.machine()`` on each machine that responded, plus the result
+            of ``probe.torch()`` as the item ``torch``.
         targets: the name of each host as passed to ssh, optionally with a user.
         lost: for each host that stopped responding, the ``message`` from ssh or the doctor,
             and the ``stage`` of the checkup that it had reached.
@@ -62,12 +63,12 @@ def cores(machine: Json) -> int:
 
 
 def recommended_ranks(machine: Json) -> int:
-    """Return the maximum number of ranks that memory and cores support well."""
+    """Return the recommended maximum number of ranks, given the memory and cores."""
     return int(min(machine["memory"]["free"] // RANK_BYTES, PROCESSES_PER_CORE * cores(machine)))
 
 
 def gpus(machine: Json) -> Gpus:
-    """Return the GPUs that ranks can use on a machine, or the reason why there are none."""
+    """Return the GPUs that ranks can use on a machine, or the reason that there are none."""
     return examine(machine["gpus"], machine.get("torch") or {})
 
 
@@ -87,7 +88,7 @@ class Check:
     """The result of one check.
 
     Args:
-        kind: the subject, with a suffix for most problems, such as "names.loopback".
+        kind: the subject, such as "names"; most problems add a suffix, as in "names.loopback".
         level: the severity.
         message: the finding, with the name of the machine.
         remedy: the steps that fix it.
@@ -120,7 +121,7 @@ def failure(kind: str, message: str, remedy: str, *hosts: str) -> Check:
 
 
 def on(host: str) -> str:
-    """Return "here", or for another machine "on alpha"."""
+    """Return "here" for this machine, or "on alpha" for the machine alpha."""
     return host if host == HERE else f"on {host}"
 
 

@@ -1,4 +1,4 @@
-"""Describe one machine, and test its connections to others, with only the standard library.
+"""Describe one machine and test its connections to others, using only the standard library.
 
 The doctor sends the source of :mod:`distkit.cluster.machine`, followed by this file, to hosts where
 distkit may not be installed, and runs both there with :data:`START`. The probe reads requests, one
@@ -107,7 +107,7 @@ def disk_space(path: str) -> Json:
 
 
 def package(name: str) -> str | None:
-    """Return the version of a package; None if it is not found."""
+    """Return the version of a package: "?" if unknown, None if the package is not found."""
     spec = util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
@@ -143,7 +143,7 @@ def torch() -> Json:
         }
     if process.returncode:
         return {
-            "error": (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
+            "error": [f"exit status {process.returncode}", *process.stderr.strip().splitlines()][-1]
         }
     versions: Json = json.loads(process.stdout.splitlines()[-1])
     return versions
@@ -176,7 +176,7 @@ def concurrently(
 # -- requests --------------------------------------------------------------------------------------
 
 
-#: Requests about this machine only; the first one, ``start``, shows that the probe runs.
+#: Requests about this machine only. The first request, ``start``, shows that the probe is running.
 _LOCAL: dict[str, Callable[..., Any]] = {"start": bool, "machine": machine, "torch": torch}
 
 
@@ -250,14 +250,14 @@ class Probe:
             return "timed out" if isinstance(error, TimeoutError) else strerror(error)
 
     def do_send_datagrams(self, name: str, peers: dict[str, list[Any]]) -> None:
-        """Send a datagram to each address and port, three times."""
+        """Send three datagrams to each address and port."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             for address, port in 3 * [*peers.values()]:
                 with suppress(OSError):
                     s.sendto(self._secret + b"\n" + name.encode(), (address, port))
 
     def do_receive_datagrams(self, names: list[str], within: float) -> list[str]:
-        """Return the senders of datagrams, once all of ``names`` are among them or time is up."""
+        """Wait for datagrams from all of ``names``, or until time is up, and return the senders."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline and not self._senders.issuperset(names):
             time.sleep(0.01)

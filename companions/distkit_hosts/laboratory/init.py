@@ -16,9 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Prints the pid of a host's first process on the machine, while /proc is still the machine's.
+#: Prints the pid that a host's first process has on the machine, while /proc still shows the
+#: machine's processes.
 _BEGIN = "read pid _ < /proc/self/stat; echo $pid\n"
-#: Adopts the host's orphans until its input is closed.
+#: Keeps the first process running, as the parent of the host's orphans, until its input is closed.
 _STAY = "echo ready\nexec env --ignore-signal=CHLD cat\n"
 
 
@@ -43,7 +44,7 @@ def main() -> None:
         for host in hosts:
             host.kill()
         for host in hosts:
-            host.communicate()  # until all its processes have exited
+            host.communicate()  # wait until the host's processes have exited
         shutil.rmtree(plan["folder"], ignore_errors=True)
 
 

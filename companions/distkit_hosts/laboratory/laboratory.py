@@ -318,7 +318,9 @@ class Laboratory:
 
     def _check(self, host: str) -> None:
         if host not in self._addresses:
-            raise LaboratoryError(f"there is no host {host!r}. Hosts: {', '.join(self.hosts)}")
+            raise LaboratoryError(
+                f"host {host!r} does not exist. The hosts are {', '.join(self.hosts)}."
+            )
 
     def _pid(self, host: str | None) -> int:
         """Return the pid of a host's first process; for None, of the router's init process."""

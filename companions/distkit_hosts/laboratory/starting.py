@@ -78,7 +78,7 @@ def start(plan: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
     """Start the init process; return it and the pid of each host's first process.
 
     Args:
-        plan: from :func:`distkit_hosts.laboratory.plan.make_plan`.
+        plan: the result of :func:`distkit_hosts.laboratory.plan.make_plan`.
 
     Raises:
         LaboratoryError: a host cannot be created.
@@ -182,7 +182,7 @@ Host {hosts}
 
 
 def start_ssh(lab: Laboratory) -> None:
-    """Start a server on each host unless one is running, and wait until all servers listen.
+    """Start a server on each host unless one is running, and wait until all are listening.
 
     Raises:
         LaboratoryError: OpenSSH is missing, or a server does not start.
@@ -190,14 +190,14 @@ def start_ssh(lab: Laboratory) -> None:
     server, configuration = find("sshd"), lab.folder / "sshd_config"
     if not configuration.exists():
         _configure_ssh(lab, configuration)
-        for host in lab.hosts:  # root's server needs the folder
+        for host in lab.hosts:  # sshd needs the folder if it runs as root
             start = f"exec {server} -f {configuration} -E {_log(lab, host)}"
             start_daemon(lab, host, f"mkdir -p /run/sshd; {start}")
     for host in lab.hosts:
         wait_for(
             _log(lab, host).read_text,
             lambda output: "listening on" in output,
-            f"the SSH server on {host} does not listen",
+            f"the SSH server on {host} is not listening",
         )
 
 

@@ -54,14 +54,14 @@ class Agent:
 
     Args:
         kernel: the kernel's ``endpoint`` and ``keys``; the ``name`` of this machine, if the kernel
-            knows it; ``parent``, the pid of the engine that has started this agent, if one has.
+            knows it; ``parent``, the pid of the engine that started this agent, if one did.
     """
 
     def __init__(self, kernel: dict[str, Any]) -> None:
         self._kernel = kernel
         self._welcomed, self._ended = False, threading.Event()
         self._prefix = cleanup.new_prefix()
-        self._fork_server: Channel | None = None  # to the process that forks
+        self._fork_server: Channel | None = None  # channel to the fork server
         multiplexer = self._multiplexer = Multiplexer(
             kernel["endpoint"], tuple(kernel["keys"]), listen=False
         )
@@ -174,14 +174,14 @@ class Agent:
                     with listener.accept()[0] as connection:
                         self._tunnel.send({"to": listeners[listener]}, connection.fileno())
 
-    def _end(self, why: str) -> None:
-        """Stop the agent and report the reason; ``why`` is "" if the kernel has stopped it."""
-        if why and not self._ended.is_set():
+    def _end(self, reason: str) -> None:
+        """Stop the agent and report the reason; ``reason`` is "" if the kernel has stopped it."""
+        if reason and not self._ended.is_set():
             with suppress(OSError):  # the tunnel is lost
-                self._tunnel.send({"ended": why})
+                self._tunnel.send({"ended": reason})
             with suppress(OSError):  # the terminal is closed
                 print(
-                    f"distkit: the ranks on this machine are killed: {why}",
+                    f"distkit: killing the ranks on this machine: {reason}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -213,7 +213,7 @@ def versions() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface with this address."""
+    """Return the name of the interface with this address, or "" if there is none."""
     import psutil
 
     return next(
@@ -239,7 +239,7 @@ def _final_files(log: Path) -> dict[str, bytes]:
 
 
 def start_in_engine(kernel: dict[str, Any]) -> None:
-    """Start an agent that ends with this process, an engine of an existing cluster."""
+    """Start an agent from an engine of an existing cluster; it exits with the engine."""
     process = subprocess.Popen(
         [sys.executable, "-m", "distkit_hosts.remote.agent"],
         env={**os.environ, AGENT: json.dumps({**kernel, "parent": os.getpid()})},

@@ -38,7 +38,7 @@ LOSS_DETAILS_TIMEOUT = 1.0
 LAST_MESSAGES_TIMEOUT = 1.0
 
 
-#: Time to collect further failures after the first one, to report all of them [s].
+#: Time to wait for further failures after the first one, so that all of them are reported [s].
 MORE_FAILURES_TIMEOUT = 1.0
 
 
@@ -375,7 +375,7 @@ class Fleet:
         agents.append(tunnel if agents else HostForkClient(tunnel, facts))
 
     def _allocate(self, found: dict[str, list[Any]]) -> list[RemoteHost]:
-        """Number the ranks machine by machine, in the requested order or, without one, by name."""
+        """Number the ranks machine by machine, in the order of the request, or else by name."""
         ranks = self.request.ranks
         counts = ranks if isinstance(ranks, dict) else {n: len(found[n]) for n in sorted(found)}
         hosts, begin = [], 0
@@ -418,10 +418,10 @@ def _check_compatible(facts: dict[str, Any]) -> None:
             f"{package} is not installed on {facts['name']}. Install it there: "
             f"{facts['executable']} -m pip install {package}"
         )
-    for what, version in versions().items():
-        if facts[what].split(".")[:2] != version.split(".")[:2]:
+    for component, version in versions().items():
+        if facts[component].split(".")[:2] != version.split(".")[:2]:
             raise StartError(
-                f"{facts['name']} has {what} {facts[what]} ({facts['executable']}), but "
+                f"{facts['name']} has {component} {facts[component]} ({facts['executable']}), but "
                 f"this machine has {version}. Install that version there, or pass another Python: "
                 "remote_python='/path/to/python'."
             )

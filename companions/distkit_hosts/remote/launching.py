@@ -37,10 +37,10 @@ _MODULE = "distkit_hosts.remote.agent"
 #: Logger of the launchers, which otherwise log errors to the terminal that runs Jupyter.
 _SILENT = logging.Logger("distkit.launchers", logging.CRITICAL)
 
-#: Polling intervals for a job's state, and for its end [s].
+#: Polling interval for a job's state [s], and the shorter interval while the job is ending.
 _POLL_INTERVAL, _FINAL_POLL_INTERVAL = 2.0, 0.2
 
-#: Grace period for processes and jobs to end by themselves [s].
+#: Grace period for processes and jobs to end on their own [s].
 _GRACE = 3.0
 
 #: Command that cancels a job and removes the job's output when the command's input is closed, even
@@ -66,7 +66,7 @@ class Launch:
 
     Args:
         kernel: the kernel's endpoint and keys; see :class:`distkit_hosts.remote.agent.Agent`.
-        fail: called from another thread with the reason why agents cannot start, or have exited.
+        fail: called from another thread with the reason that agents cannot start or have exited.
     """
 
     def __init__(self, kernel: dict[str, Any], fail: Callable[[str], None]) -> None:
@@ -89,7 +89,7 @@ class CommandLaunch(Launch):
 
     Args:
         name: the name of the launcher, for messages.
-        commands: the commands, by the name of a machine or, without one, of the launcher.
+        commands: the commands, by the name of the machine or launcher.
         options: options for ``Popen``.
     """
 
@@ -203,20 +203,20 @@ class SSHLaunch(CommandLaunch):
 
     def _explain(self, host: str, status: int, output: str) -> str:
         if status == 255:
-            what = f"{host} cannot be reached with {shlex.join(self._command(host))}"
+            problem = f"{host} cannot be reached with {shlex.join(self._command(host))}"
             remedy = (
                 "Make that command work without a password; distkit doctor --hosts "
                 f"{host.partition(':')[0]} reports the cause."
             )
         elif status in (126, 127):
-            what = f"{host} has no Python at {self._python}"
+            problem = f"{host} has no Python at {self._python}"
             remedy = "Pass the path of Python on that machine: remote_python='/path/to/python'."
         else:
-            what = f"the agent on {host} exited with status {status}"
+            problem = f"the agent on {host} exited with status {status}"
             remedy = (
                 f"To find the cause, run this on that machine: {self._python} -m distkit doctor"
             )
-        return f"{what}.{quote_output(output, self._python)}\n{remedy}".rstrip()
+        return f"{problem}.{quote_output(output, self._python)}\n{remedy}".rstrip()
 
 
 class BatchLaunch(Launch):
@@ -247,22 +247,22 @@ class BatchLaunch(Launch):
             self._launcher.start(self._n)
         except subprocess.CalledProcessError as error:
             output = (error.output or b"").decode(errors="replace")
-            what = f"{self._name}: the command failed with status {error.returncode}."
-            raise StartError(what + quote_output(output, sys.executable)) from None
+            problem = f"{self._name}: the command failed with status {error.returncode}."
+            raise StartError(problem + quote_output(output, sys.executable)) from None
         self._thread.start()
 
     def _watch(self) -> None:
         """Poll the job until it ends, and clean up after it."""
         launcher = self._launcher
-        file = launcher.output_file if launcher.passing else ""
+        file = launcher.output_file if launcher.owns_output_file else ""
         end = [*_CLEAN_UP, file, *launcher.delete_command, launcher.job_id]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         with subprocess.Popen(end, stdin=pipe, stdout=null, stderr=null, start_new_session=True):
             while not self._stopped.is_set():
                 self.state = self._state()
                 if self.state.startswith(_FINAL_STATES) or "Invalid job id" in self.state:
-                    what = f"{self._name}: job {launcher.job_id} is {self.state}."
-                    self.fail(what + quote_output(self._output(), sys.executable))
+                    problem = f"{self._name}: job {launcher.job_id} is {self.state}."
+                    self.fail(problem + quote_output(self._output(), sys.executable))
                     return
                 self._stopped.wait(_POLL_INTERVAL)
             self._await("RUNNING", "COMPLETING")  # the job ends when its agents exit
@@ -273,7 +273,7 @@ class BatchLaunch(Launch):
         return f"\n{self._name}: job {self._launcher.job_id} is {state}." if state else ""
 
     def _await(self, *states: str) -> str:
-        """Wait until the job leaves these states or time is up, and return its state."""
+        """Wait while the job is in one of these states, up to a limit, and return its state."""
         end = time.monotonic() + _GRACE
         while (state := self._state()).startswith(states) and time.monotonic() < end:
             time.sleep(_FINAL_POLL_INTERVAL)
@@ -341,7 +341,7 @@ def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any
         traits["work_dir"] = "/"  # MPICH needs a folder that exists on all machines
         traits["mpi_args"] = _mpi_args(options, counts)
     launcher = kind(**traits)
-    launcher.passing = "output_file" not in options
+    launcher.owns_output_file = "output_file" not in options
     return launcher
 
 

@@ -66,8 +66,9 @@ def request(
         options["mpi_hosts"] = counts
         return HostRequest(sum(counts.values()), engines, options=options, **fields)
     raise StartError(
-        f"hosts applies only to engines='ssh' and 'mpi'; {engines!r} selects the machines. Leave "
-        "out hosts, or use the launcher's options, such as Slurm's options='--nodelist=alpha,beta'."
+        f"hosts applies only to engines='ssh' and 'mpi'; {engines!r} selects the machines itself. "
+        "Leave out hosts, or use the launcher's options, such as Slurm's "
+        "options='--nodelist=alpha,beta'."
     )
 
 

@@ -269,7 +269,7 @@ class Multiplexer:
             self._socket.send_multipart([tunnel.peer, *frames] if self._listens else frames)
         except zmq.ZMQError as error:
             tunnel.lose(f"its connection was lost ({error})")
-        # the descriptor does not signal messages received meanwhile
+        # ZeroMQ's descriptor does not signal messages that arrive during a send
         self.loop.call_soon(self._receive)
 
     def close(self) -> None:
