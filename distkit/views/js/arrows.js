@@ -3,9 +3,10 @@
 import { clamp, humanBytes } from "./numbers.js";
 import { roundRect } from "./canvas.js";
 
-// Minimum width per arrow; if arrows are denser, a thin arrow may represent several [px].
+// Minimum width per arrow [px]. If arrows are denser, a thin arrow may represent several.
 const MIN_SPACE = 9;
-const MIN_DISTANCE = 18; // width with at most one thin arrow per pair of lanes [px]
+// Width of an interval in which at most one thin arrow is drawn between two lanes [px].
+const INTERVAL = 18;
 
 export class Arrows {
   constructor(renderer) {
@@ -13,12 +14,12 @@ export class Arrows {
     Object.assign(this, { renderer, c, at, style, store, labels: [], uniform: store.messageSize });
     const requests = store.categories.filter(({ op }) => op === "push" || op === "pull");
     this.keys = new Set(requests.map(({ label }) => label));
-    this.list = this.#visible(); // [number, path]
+    this.list = this.#visible(); // [index, path] of each arrow
     this.size = this.many ? 6 : clamp(0.6 * at.sizes.row * at.scale, 7, 11); // length of a head [px]
   }
 
   drawHeads() {
-    for (const [a, path] of this.list) this.#tip(a, path);
+    for (const [a, path] of this.list) this.#end(a, path);
     if (!this.many) for (const [a, path] of this.list) this.#sizeLabel(a, path);
   }
 
@@ -27,7 +28,8 @@ export class Arrows {
     return !bright || bright.arrows.has(a) ? 1 : 0.25;
   }
 
-  // The visible arrows; if there are many, only some of those that overlap.
+  // The visible arrows. If there are many, one arrow represents all that are sent between the same
+  // lanes at almost the same time.
   #visible() {
     const { at, store } = this;
     const [from, to] = at.view;
@@ -46,43 +48,43 @@ export class Arrows {
 
   #thinned(arrows) {
     const { at, store } = this;
-    const seen = new Set();
-    const scale = (at.right - at.left) / MIN_DISTANCE / (at.view[1] - at.view[0]);
+    const keys = new Set();
+    const scale = (at.right - at.left) / INTERVAL / (at.view[1] - at.view[0]);
     return arrows.filter((a) => {
       const [s, r] = [store.send[a], store.recv[a]];
       if (s < 0 || r < 0) return true;
       const column = Math.floor((store.sent[a] - at.view[0]) * scale);
-      const place = (column * 512 + store.lane(s)) * 512 + store.lane(r);
-      if (seen.has(place) && !this.renderer.bright?.arrows.has(a)) return false;
-      seen.add(place);
+      const key = (column * 512 + store.lane(s)) * 512 + store.lane(r);
+      if (keys.has(key) && !this.renderer.bright?.arrows.has(a)) return false;
+      keys.add(key);
       return true;
     });
   }
 
-  shaft(a, [x1, y1, x2, y2, whole]) {
+  shaft(a, [x1, y1, x2, y2, delivered]) {
     const { c, many } = this;
     const width = this.renderer.bright?.arrows.has(a) ? 2.6 : many ? 1 : 1.7;
     c.globalAlpha = this.#dim(a);
-    this.renderer.line(x1, y1, x2, y2, this.#colorOf(a, whole), width, whole ? [] : [4, 4]);
+    this.renderer.line(x1, y1, x2, y2, this.#colorOf(a, delivered), width, delivered ? [] : [4, 4]);
     c.globalAlpha = 1;
   }
 
-  #tip(a, path) {
-    const [x1, y1, x2, y2, whole] = path;
+  #end(a, path) {
+    const [x1, y1, x2, y2, delivered] = path;
     const bright = this.renderer.bright?.arrows.has(a);
     if (bright) this.shaft(a, path);
     const length = Math.hypot(x2 - x1, y2 - y1) || 1;
-    const color = this.#colorOf(a, whole);
+    const color = this.#colorOf(a, delivered);
     this.c.globalAlpha = this.#dim(a);
     const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
-    if (whole) this.#head(x2, y2, ux, uy, Math.min(this.size, length), color);
+    if (delivered) this.#head(x2, y2, ux, uy, Math.min(this.size, length), color);
     else this.#missingEnd(...this.store.send[a] >= 0 ? [x2, y2 - 5 * uy] : [x1, y1 + 5 * uy], color);
     this.c.globalAlpha = 1;
   }
 
-  #colorOf(a, whole) {
+  #colorOf(a, delivered) {
     const { store, style } = this;
-    return whole || store.frame.live ? this.renderer.color(store.arrow(a).src) : style.warning;
+    return delivered || store.frame.live ? this.renderer.color(store.arrow(a).src) : style.warning;
   }
 
   #head(x, y, ux, uy, size, color) {
@@ -108,15 +110,16 @@ export class Arrows {
     c.stroke();
   }
 
-  // The label of a message, or else its size, next to its arrow if there is space. If all pushes and
-  // pulls have the same key, they have no label. A size that all messages share is shown only once.
-  #sizeLabel(a, [x1, y1, x2, y2, whole]) {
-    if (!whole || Math.abs(y2 - y1) < 34) return;
+  // Draws the label of a message, or its size if it has no label, if there is space next to its arrow.
+  // If all pushes and pulls have the same key, they have no label. A size that all messages share is
+  // shown only once.
+  #sizeLabel(a, [x1, y1, x2, y2, delivered]) {
+    if (!delivered || Math.abs(y2 - y1) < 34) return;
     const { c, style } = this;
     const arrow = this.store.arrow(a);
-    const only = this.keys.size === 1 && this.keys.has(arrow.label);
-    const known = this.labels.length && !arrow.label && this.uniform;
-    if (!arrow.nbytes || only || known) return;
+    const isOnlyKey = this.keys.size === 1 && this.keys.has(arrow.label);
+    const isRepeated = this.labels.length && !arrow.label && this.uniform;
+    if (!arrow.nbytes || isOnlyKey || isRepeated) return;
     const text = arrow.label || humanBytes(arrow.nbytes);
     c.font = `11.5px ${style.font}`;
     const width = c.measureText(text).width + 8;

@@ -11,7 +11,7 @@ const FLASH = 700; // duration of the highlight of a changed card [ms]
 export class Cards {
   constructor(ranks, store) {
     this.store = store;
-    const create = (rank) => ({ root: empty(rank, store.name(rank), store.host(rank)), key: "" });
+    const create = (rank) => ({ root: emptyCard(rank, store.name(rank), store.host(rank)), key: "" });
     this.cards = new Map(ranks.map((rank) => [rank, create(rank)]));
     this.root = h("section", { class: "dk-cards", "aria-label": "ranks" },
       [...this.cards.values()].map(({ root }) => root));
@@ -28,19 +28,19 @@ export class Cards {
       if (card.key) flash(card.root);
       card.key = key;
       card.root.dataset.status = rank.status;
-      const part = (name) => card.root.querySelector(`.dk-${name}`);
-      part("state").textContent = rank.status;
-      part("where").textContent = rank.where ?? "";
-      part("where").title = rank.inner ?? "";
+      const element = (name) => card.root.querySelector(`.dk-${name}`);
+      element("state").textContent = rank.status;
+      element("where").textContent = rank.where ?? "";
+      element("where").title = rank.inner ?? "";
       const parts = body(rank, now, last, scale, this.store);
       card.root.lastChild.replaceChildren(...parts.filter(Boolean));
     }
   }
 }
 
-function empty(rank, name, host) {
-  const about = { class: "dk-card", "data-rank": rank, style: rankColors(rank), "aria-label": name };
-  return h("article", about,
+function emptyCard(rank, name, host) {
+  const attributes = { class: "dk-card", "data-rank": rank, style: rankColors(rank), "aria-label": name };
+  return h("article", attributes,
     h("header", {}, pin(rank), h("strong", {}, name),
       host ? h("span", { class: "dk-host" }, `on ${host}`) : null,
       h("span", { class: "dk-where" }), h("span", { class: "dk-state" })),
@@ -48,20 +48,19 @@ function empty(rank, name, host) {
 }
 
 function body(rank, now, last, scale, store) {
-  const size = (bar) => (bar?.dtype ? h("span", { class: "dk-tensor" }, tensor(bar)) : null);
+  const tensorOf = (bar) => (bar?.dtype ? h("span", { class: "dk-tensor" }, tensor(bar)) : null);
   const unwritten = now?.kind === "recv" && now.dtype ? "not written yet" : "";
   return [
-    rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), size(now)) : null,
+    rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), tensorOf(now)) : null,
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
       h("div", { class: "dk-was" },
-        h("span", {}, "completed"), h("span", {}, call(last, store)), size(last)),
+        h("span", {}, "completed"), h("span", {}, call(last, store)), tensorOf(last)),
       strips(last, last.values, scale)) : null,
   ];
 }
 
-// Highlights a changed card.
 function flash(card) {
   const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
   if (!reducedMotion()) card.animate([{ background }, {}], FLASH);
@@ -70,7 +69,7 @@ function flash(card) {
 // Values before and after, on one scale for all tensors of this shape.
 function strips(bar, values, scale, note = "") {
   const [first, then] = values ?? [];
-  const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // as in a send
+  const same = then && JSON.stringify(first?.values) === JSON.stringify(then.values); // a send does not change its tensor
   const shown = [["before", same ? null : first], [same ? "values" : "after", then]]
     .filter(([, s]) => s?.values.length);
   if (!shown.length) return note ? h("div", { class: "dk-note" }, note) : null;
@@ -83,13 +82,13 @@ function range({ values, size, min, max }) {
   return size <= 4 ? `[${values.map(figure).join(", ")}]` : `${figure(min)} to ${figure(max)}`;
 }
 
-// The largest magnitude of all tensors of each shape.
+// The largest magnitude in the tensors of each shape.
 function scales(ranks, store) {
   const scale = {};
   for (const id of ranks.flatMap(({ now, last }) => [now, last])) {
     const { shape, values = [] } = store.find(id) ?? {};
-    const most = largest(values.flatMap((s) => s?.values ?? []));
-    scale[shape] = Math.max(scale[shape] ?? 0, most);
+    const maxMagnitude = largest(values.flatMap((s) => s?.values ?? []));
+    scale[shape] = Math.max(scale[shape] ?? 0, maxMagnitude);
   }
   return scale;
 }

@@ -12,8 +12,8 @@ import { Source } from "./source.js";
 import { Connection } from "./connection.js";
 import { Timeline } from "./timeline.js";
 
-const SILENT = "The kernel is not responding, possibly because it is running a cell. If it has " +
-  "stopped, run the cell again.";
+const SILENT = "The kernel is not responding, possibly because it is running a cell. If the " +
+  "kernel has stopped, run the cell again.";
 const GONE = "The kernel has stopped: run the cell again.";
 // heights of the timeline's lanes and their parts, if space permits [px]
 const SIZES = { height: 118, min_gap: 4, pad: 1, gap: 2, row: 16, axis: 22 };
@@ -22,7 +22,7 @@ export class Cockpit extends Follower {
   constructor(model, el) {
     super(model, "steps");
     Object.assign(this, { state: model.get("steps"), drawn: 0, wanted: null, absent: "" });
-    this.connection = new Connection(model, (how) => this.#setAbsent(how));
+    this.connection = new Connection(model, (status) => this.#setAbsent(status));
     this.#build(el);
     this.source.add(model.get("sources"));
     this.#listen();
@@ -59,14 +59,6 @@ export class Cockpit extends Follower {
   }
 
   // -- from the kernel -----------------------------------------------------------------
-
-  #listen() {
-    this.on(this.root, "keydown", (e) => this.#onKey(e));
-    this.on(this.root, "pointerdown", (e) => {
-      if (e.target.closest("button, select, input, canvas, details")) return;
-      this.root.focus({ preventScroll: true });
-    });
-  }
 
   update(steps) {
     this.state = steps;
@@ -130,6 +122,14 @@ export class Cockpit extends Follower {
 
   // -- user input --------------------------------------------------------------------------
 
+  #listen() {
+    this.on(this.root, "keydown", (e) => this.#onKey(e));
+    this.on(this.root, "pointerdown", (e) => {
+      if (e.target.closest("button, select, input, canvas, details")) return;
+      this.root.focus({ preventScroll: true });
+    });
+  }
+
   #act(name, value) {
     const { why, speed } = this.controls;
     const [, reason] = name !== "go" ? [name, why[name]]
@@ -177,15 +177,14 @@ export class Cockpit extends Follower {
     handleKey(e, act && (() => this.#act(...act)));
   }
 
-  // how: "silent", "gone", or "" if the kernel responds.
-  #setAbsent(how) {
-    if (how === this.absent) return;
-    this.absent = how;
+  // status: "silent", "gone", or "" if the kernel responds.
+  #setAbsent(status) {
+    if (status === this.absent) return;
+    this.absent = status;
     [this.wanted, this.controls.scrubbing] = [null, false];
     this.scheduleFrame();
   }
 
-  // Called when the kernel has ended.
   ended() {
     this.#setAbsent("gone");
   }

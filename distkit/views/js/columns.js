@@ -2,7 +2,7 @@
 
 const TYPES = { f8: Float64Array, i4: Int32Array, f4: Float32Array };
 
-// bytes: a DataView, or base64 for text transports.
+// bytes: a DataView, or base64 if it was sent as text.
 export function unpack({ parts, bytes: data }) {
   const bytes = typeof data === "string"
     ? new DataView(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)).buffer) : data;

@@ -9,8 +9,10 @@ import { Timeline } from "./timeline.js";
 
 const SMALL_SIZES = { row: 15, mark: 13, gap: 2, pad: 3, min_gap: 5, max_gap: 44, max_rows: 70 };
 const MAX_SCALE = 1.2; // maximum scale of the table
-const [MAX_SIDE_RUNS, MIN_SIDE_WIDTH] = [3, 820]; // limits for a table next to the lanes [runs, px]
-const [LANES_HEIGHT, HEADING_HEIGHT] = [440, 20]; // heights of the lanes next to a table, and of a run's name [px]
+const MAX_SIDE_RUNS = 3; // maximum number of runs for which the table is next to the lanes
+const MIN_SIDE_WIDTH = 820; // width of the view above which the table is next to the lanes [px]
+const LANES_HEIGHT = 440; // height of lanes next to the table, including the runs' names [px]
+const HEADING_HEIGHT = 20; // height of a run's name [px]
 
 export class Compare extends Timeline {
   constructor(model, el) {
@@ -84,7 +86,7 @@ export class Compare extends Timeline {
     const { store } = this;
     if (item.i === undefined) return [];
     const what = item.kind === "mark" ? "computation" : "operation";
-    const nth = `${what} ${grouped(store.place(item.i))} of ${store.name(item.rank)}`;
+    const nth = `${what} ${grouped(store.position(item.i))} of ${store.name(item.rank)}`;
     return [h("dl", { class: "dkc-others" }, h("dt", {}, store.frame.runs[this.runOf(item)]),
       h("dd", {}, nth), this.counterparts(item).map(([name, ...words]) =>
         [h("dt", {}, name), h("dd", {}, words.join(", "))]))];
@@ -103,7 +105,7 @@ export class Compare extends Timeline {
   }
 }
 
-// When an operation of another run started, and how its start and duration differ from those of a bar.
+// Describes how the start and the duration of an operation of another run differ from those of a bar.
 function timeDifferences(other, bar) {
   const later = other.start - bar.start;
   const words = [`at ${humanSeconds(other.start)}`,

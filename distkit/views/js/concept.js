@@ -25,10 +25,10 @@ export class Concept {
   }
 
   #changed() {
-    const here = this.views[this.at].root.contains(document.activeElement);
+    const hadFocus = this.views[this.at].root.contains(document.activeElement);
     this.picture.questions.forEach((question, i) => this.views[i].show(question));
     this.#draw();
-    if (here && this.picture.questions[this.at].final) this.next.focus();
+    if (hadFocus && this.picture.questions[this.at].final) this.next.focus();
   }
 
   #go(at) {

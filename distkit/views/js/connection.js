@@ -8,7 +8,7 @@ let views = 0; // distinguishes the ids of several views of one model
 export class Connection {
   // onStatus("silent"): the kernel does not reply; "gone": it cannot be reached; "": it replies.
   constructor(model, onStatus) {
-    Object.assign(this, { model, onStatus, unacknowledged: new Map(), waiting: new Map(), count: 0 });
+    Object.assign(this, { model, onStatus, unacknowledged: new Map(), callbacks: new Map(), count: 0 });
     this.view = `${Date.now().toString(36)}.${views++}`;
     this.listen = (message) => this.#onMessage(message);
     this.ask = () => {
@@ -28,7 +28,7 @@ export class Connection {
     } catch {
       return this.onStatus("gone");
     }
-    this.waiting.set(id, done);
+    this.callbacks.set(id, done);
     // an idle kernel would have replied
     const idle = () => this.model.widget_manager?.kernel?.status === "idle";
     this.unacknowledged.set(id, setTimeout(() => this.onStatus(idle() ? "gone" : "silent"), TIMEOUT));
@@ -40,8 +40,8 @@ export class Connection {
       this.unacknowledged.delete(received);
       this.onStatus("");
     }
-    const callback = this.waiting.get(done);
-    this.waiting.delete(done);
+    const callback = this.callbacks.get(done);
+    this.callbacks.delete(done);
     callback?.();
   }
 

@@ -36,8 +36,8 @@ export class Controls {
   }
 
   #button(name, text, sign = "") {
-    const about = { type: "button", class: `dk-button dk-${name}`, onclick: () => this.act(name) };
-    return h("button", about, sign ? icon(sign) : null, h("span", {}, text));
+    const attributes = { type: "button", class: `dk-button dk-${name}`, onclick: () => this.act(name) };
+    return h("button", attributes, sign ? icon(sign) : null, h("span", {}, text));
   }
 
   #rank(rank, name) {
@@ -59,9 +59,9 @@ export class Controls {
       const all = { back: absent, next: absent, play: absent, finish: absent, seek: absent };
       return { ...all, help: "", resume };
     }
-    const of = new Map(ranks.map((rank) => [rank.rank, rank]));
+    const states = new Map(ranks.map((rank) => [rank.rank, rank]));
     const resume = [...this.go.keys()].map((rank) => {
-      const { status, words } = of.get(rank) ?? {};
+      const { status, words } = states.get(rank) ?? {};
       const why = status === "paused" ? "" : words ?? `rank ${rank} does not take part`;
       const back = past ? "This is an earlier step: go to the last step first." : "";
       return [rank, over || busy || back || why];

@@ -25,20 +25,19 @@ export function s(tag, props = {}, ...children) {
 
 export const reducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-export const muted = (...words) => h("span", { class: "dkv-muted" }, words);
+export const muted = (...children) => h("span", { class: "dkv-muted" }, children);
 export const dot = (color) => h("span", { class: "dk-dot", style: `background:${color}` });
 
-// A button with a symbol.
 export const button = (label, sign, onclick) =>
   h("button", { type: "button", "aria-label": label, title: label, onclick }, sign);
 
 export const icon = (name) => h("i", { class: `dk-icon dk-icon-${name}`, "aria-hidden": "true" });
 
-// Toggle buttons by name; each element of "all" is [name, key, label, title].
+// Creates toggle buttons, keyed by name; each element of "all" is [name, key, label, title].
 export function toggles(all, onclick) {
-  return Object.fromEntries(all.map(([name, key, label, words]) => {
-    const about = { type: "button", title: `${words} (${key})`, onclick: () => onclick(name) };
-    return [name, h("button", about, label)];
+  return Object.fromEntries(all.map(([name, key, label, title]) => {
+    const attributes = { type: "button", title: `${title} (${key})`, onclick: () => onclick(name) };
+    return [name, h("button", attributes, label)];
   }));
 }
 
@@ -51,12 +50,11 @@ export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria
   speeds.map((speed) => h("option", { value: speed, selected: speed === 1 ? "" : null },
     `${speed} ${unit}`)));
 
-// A live region for screen readers.
 export const liveRegion = () => h("p", { class: "dk-spoken", "aria-live": "polite" });
 
 export const modified = (e) => e.ctrlKey || e.metaKey || e.altKey;
 
-// Runs the action of a key, and hides the key from JupyterLab.
+// Runs the action of a key, and keeps JupyterLab from handling the key.
 export function handleKey(e, act) {
   if (!act || modified(e)) return;
   e.preventDefault();

@@ -1,6 +1,7 @@
 // A view that follows its model and the page, and draws at most once per frame.
 
-// Attributes of the body that change with a front end's theme; hidden views have no transitions.
+// Attributes of the body that change with a front end's theme. They are observed because hidden views
+// have no transitions.
 const THEME_ATTRIBUTES = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
@@ -21,30 +22,30 @@ export class Follower {
   }
 
   // Redraws when the page's colors change, or the observed element is resized.
-  watch(sized = this.root) {
-    const again = () => this.scheduleFrame();
+  watch(observed = this.root) {
+    const redraw = () => this.scheduleFrame();
     for (const type of ["transitionrun", "transitionend", "transitioncancel"])
-      this.on(this.root, type, (e) => { if (e.target === this.root) again(); });
-    this.on(matchMedia("(prefers-color-scheme: dark)"), "change", again);
-    const [theme, resized] = [new MutationObserver(again), new ResizeObserver(again)];
-    theme.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
-    resized.observe(sized);
+      this.on(this.root, type, (e) => { if (e.target === this.root) redraw(); });
+    this.on(matchMedia("(prefers-color-scheme: dark)"), "change", redraw);
+    const [themeObserver, resizeObserver] = [new MutationObserver(redraw), new ResizeObserver(redraw)];
+    themeObserver.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
+    resizeObserver.observe(observed);
     this.stop.signal.addEventListener("abort", () => {
-      theme.disconnect();
-      resized.disconnect();
+      themeObserver.disconnect();
+      resizeObserver.disconnect();
     });
   }
 
   scheduleFrame() {
-    if (this.gone) return;
+    if (this.disposed) return;
     this.pending ??= requestAnimationFrame(() => {
       this.pending = null;
-      if (!this.gone) this.frame();
+      if (!this.disposed) this.frame();
     });
   }
 
   dispose() {
-    this.gone = true;
+    this.disposed = true;
     this.stop.abort();
     this.model.off(`change:${this.name}`, this.changed);
     this.root.remove();

@@ -11,7 +11,8 @@ const LEGEND = [
   ["workW", "gradient of weights"], ["work", "computation"], ["paused", "paused"],
   ["open", "not finished"], ["touch", "buffer used too early"], ["failed", "failed"],
 ];
-const [MAX_DETAILED, MAX_SEPARATE] = [4, 12]; // maximum numbers of ranks with details, and with meters
+const MAX_DETAILED = 4; // maximum number of ranks for which details are shown
+const MAX_SEPARATE = 12; // maximum number of ranks for which separate meters are shown
 
 export function heading({ frame }) {
   return [
@@ -49,7 +50,7 @@ export function totals({ frame }, color) {
   ].filter(Boolean);
 }
 
-// Per rank: the fraction of time in communication, and the part spent waiting (hatched).
+// The fraction of each rank's time in communication; the time spent waiting is hatched.
 function busy(lanes, color) {
   const waits = lanes.some(({ waiting }) => waiting > 0.005);
   const label = h("span", {}, "time in communication", waits ? ", including waiting (hatched)" : "");
@@ -83,7 +84,7 @@ function shares({ name, busy: spent, waiting, messages, bytes }, color) {
   };
 }
 
-export function alternative({ frame }) {
+export function altText({ frame }) {
   const parts = [
     frame.title || "Timeline", ...frame.facts,
     ...(frame.bare ? [] : [plural(frame.messages, "message"),

@@ -30,7 +30,7 @@ class Gestures {
     this.zoom.scaleExtent([Math.min(k, span / (last - first)), Math.max(k, span / MIN_RANGE)])
       .translateExtent([[this.#x(first), -Infinity], [this.#x(last), Infinity]]);
     const start = left - k * this.#x(from);
-    this.canvas.__zoom = d3.zoomIdentity.translate(start, 0).scale(k); // without an event
+    this.canvas.__zoom = d3.zoomIdentity.translate(start, 0).scale(k); // set directly, so that no zoom event is sent
   }
 
   #x(time) {
@@ -47,7 +47,8 @@ class Gestures {
 const sideways = (e) => Math.abs(e.deltaX) > Math.abs(e.deltaY) || (e.shiftKey && !e.ctrlKey);
 
 export class Viewport {
-  // all() returns the first and the last time; the view has on() and scheduleFrame().
+  // all() returns the first and the last time; the view has on() and scheduleFrame(). armed: whether
+  // the wheel zooms, as it does once the pointer has moved over the canvas.
   constructor(view, all) {
     Object.assign(this, { view, all, zoomed: null, armed: false });
     view.on(window, "wheel", (e) => {
@@ -100,18 +101,18 @@ export class Viewport {
     if (time < from || time > to) this.center(time);
   }
 
-  pan(part, now = false) {
+  pan(fraction, immediately = false) {
     const [from, to] = this.shown;
-    const target = [from, to].map((time) => time + part * (to - from));
-    if (now) this.show(target);
+    const target = [from, to].map((time) => time + fraction * (to - from));
+    if (immediately) this.show(target);
     else this.glide(target);
   }
 
   // Returns whether to handle an event. Wheel events that scroll the page are not handled.
   handles(e) {
     if (e.type !== "wheel") return !e.button;
-    const out = e.deltaY > 0 && !this.zoomed;
-    return (this.armed || e.ctrlKey || e.metaKey) && (!out || e.ctrlKey) && !sideways(e);
+    const zoomsOut = e.deltaY > 0 && !this.zoomed;
+    return (this.armed || e.ctrlKey || e.metaKey) && (!zoomsOut || e.ctrlKey) && !sideways(e);
   }
 
   keys() {
@@ -129,35 +130,35 @@ export class Viewport {
 }
 
 // Handles pointer and key events on a view's canvas. hit(x, y) returns the item at a position,
-// onMove(x, y) is called when the pointer moves, onKey(e) returns the action of a key, and scale()
+// onMove(x, y) is called when the pointer moves, onKey(e) returns the action of a key, and edges()
 // returns the left and right edges of the plot, or undefined if nothing is drawn yet.
-export function listen(view, canvas, { hit, onMove, scale, onKey }) {
+export function listen(view, canvas, { hit, onMove, edges, onKey }) {
   const { viewport } = view;
   const on = (type, act, options) => view.on(canvas, type, act, options);
-  const place = (e) => {
+  const position = (e) => {
     const box = canvas.getBoundingClientRect();
     return [e.clientX - box.left, e.clientY - box.top];
   };
   let drag = null;
   on("pointermove", (e) => {
     viewport.armed ||= e.movementX !== 0 || e.movementY !== 0;
-    if (!scale()) return; // not drawn yet
-    onMove(...place(e));
+    if (!edges()) return; // not drawn yet
+    onMove(...position(e));
     if (!drag) {
-      view.hovered = hit(...place(e));
+      view.hovered = hit(...position(e));
       canvas.style.cursor = view.hovered ? "pointer" : "grab";
       if (!view.chosen) view.showTip(view.hovered, e.clientX, e.clientY);
-    } else if ((drag.far ||= Math.abs(e.clientX - drag.x) > 4)) {
+    } else if ((drag.moved ||= Math.abs(e.clientX - drag.x) > 4)) {
       canvas.style.cursor = "grabbing";
       view.showTip(null);
     }
     view.scheduleFrame();
   });
-  on("pointerdown", (e) => { if (!e.button) drag = { x: e.clientX, far: false }; });
+  on("pointerdown", (e) => { if (!e.button) drag = { x: e.clientX, moved: false }; });
   on("pointerup", (e) => {
-    const click = drag && !drag.far;
+    const click = drag && !drag.moved;
     drag = null;
-    if (click && scale()) view.choose(hit(...place(e)), e.clientX, e.clientY);
+    if (click && edges()) view.choose(hit(...position(e)), e.clientX, e.clientY);
   });
   on("pointerleave", () => {
     [view.pointer, view.hovered, viewport.armed] = [null, null, false];
@@ -168,7 +169,7 @@ export function listen(view, canvas, { hit, onMove, scale, onKey }) {
   on("wheel", (e) => {
     if (!(viewport.armed || e.ctrlKey) || !sideways(e)) return;
     e.preventDefault();
-    const { left, right } = scale();
+    const { left, right } = edges();
     viewport.pan((e.shiftKey && !e.deltaX ? e.deltaY : e.deltaX) / (right - left), true);
   }, { passive: false });
   on("keydown", (e) => handleKey(e, onKey(e)));

@@ -2,7 +2,7 @@
 // kernel. Such a widget receives its messages directly.
 
 export function initialize({ model }) {
-  const raw = model.set({}); // anywidget passes only a part of this model
+  const raw = model.set({}); // anywidget passes a proxy; set() returns the model itself
   raw?._handle_comm_msg?.({ content: { data: {} } }).catch(() => listen(raw));
 }
 

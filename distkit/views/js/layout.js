@@ -17,21 +17,20 @@ export class Layout {
     this.left = lanes.length ? clamp(Math.max(...lanes.map(measure)) + 38, 84, 210) : 24;
     this.right = width - 14;
     const heights = lanes.map((lane) => 2 * sizes.pad + this.#rows(lane) + this.#marks(lane));
-    const all = heights.reduce((sum, height) => sum + height, 0);
-    const spare = Math.min(sizes.height, lanes.length * sizes.pitch) - all;
+    const lanesHeight = heights.reduce((sum, height) => sum + height, 0);
+    const spare = Math.min(sizes.height, lanes.length * sizes.pitch) - lanesHeight;
     const gap = clamp(spare / Math.max(1, lanes.length), sizes.min_gap, sizes.max_gap);
     const pitches = heights.map((height) => height + gap);
-    const tall = all + lanes.length * gap;
-    const most = sizes.tallest ?? clamp(34 * lanes.length, FEW_LANES_HEIGHT, 1600);
-    const whole = Math.min(tall, Math.max(most, 14 * lanes.length));
-    const least = Math.min(NAME_DISTANCE, whole / Math.max(1, lanes.length));
-    this.scale = laneScale(pitches, whole, least);
+    const maximum = sizes.tallest ?? clamp(34 * lanes.length, FEW_LANES_HEIGHT, 1600);
+    const total = Math.min(lanesHeight + lanes.length * gap, Math.max(maximum, 14 * lanes.length));
+    const minPitch = Math.min(NAME_DISTANCE, total / Math.max(1, lanes.length));
+    this.scale = laneScale(pitches, total, minPitch);
     this.gap = gap * this.scale;
     this.tops = [];
     this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HOST_ROW : 0));
     this.lines = [];
     this.bottom = 6;
-    this.heights = heights.map((height) => Math.max(height * this.scale, least - this.gap));
+    this.heights = heights.map((height) => Math.max(height * this.scale, minPitch - this.gap));
     for (const [i, height] of this.heights.entries()) {
       this.bottom += this.heads[i];
       this.tops.push(this.bottom);
@@ -70,21 +69,21 @@ export class Layout {
   // [x, y, width, height] of a bar; open bars extend to the right edge or their rank's death.
   box(i) {
     const { store } = this;
-    const [y, height] = this.line(store.track[i]);
+    const [y, height] = this.row(store.track[i]);
     const [from, to] = [this.x(store.start[i]), this.x(store.endOf(i, this.now))];
     const [gap, small] = Number.isNaN(store.end[i]) ? [0, 6] : [GAP, MIN_WIDTH];
-    const least = store.categories[store.category[i]].op === "touch" ? 14 : small;
-    return [from, y, Math.max(to - from - gap, least), height];
+    const minWidth = store.categories[store.category[i]].op === "touch" ? 14 : small;
+    return [from, y, Math.max(to - from - gap, minWidth), height];
   }
 
   // [y, height] of the bars of a row.
-  line(track) {
+  row(track) {
     if (this.lines[track]) return this.lines[track];
     const { rank, mark, row } = this.store.tracks[track];
     const lane = this.store.frame.lanes[this.store.laneOf.get(rank)];
-    const [top, whole] = mark ? this.#computation(lane) : this.#communication(lane);
+    const [top, total] = mark ? this.#computation(lane) : this.#communication(lane);
     const gap = this.sizes.gap * this.scale;
-    const pitch = (whole + gap) / Math.max(1, mark ? lane.marks : lane.rows);
+    const pitch = (total + gap) / Math.max(1, mark ? lane.marks : lane.rows);
     const height = Math.max(1.5, pitch - Math.min(gap, pitch * 0.2));
     return (this.lines[track] = [top + row * pitch, height]);
   }
@@ -102,14 +101,14 @@ export class Layout {
     return [top + height + gap, this.#marks(lane) * this.scale - gap];
   }
 
-  // [x1, y1, x2, y2, whole] of an arrow between bars; whole: the message was sent and received.
+  // [x1, y1, x2, y2, delivered] of an arrow; delivered: the message was sent and received.
   path(a) {
     const { store } = this;
     const [send, recv] = [store.send[a], store.recv[a]];
     const [src, dst] = [this.#laneOf(send, recv), this.#laneOf(recv, send)];
     const down = dst >= src;
     const y1 = this.#edge(send, src, down);
-    const y2 = this.#tip(recv, dst, down);
+    const y2 = this.#end(recv, dst, down);
     const [sent, received] = [store.sent[a], store.received[a]];
     if (send < 0 || Number.isNaN(sent)) {
       const x = this.x(recv < 0 ? store.start[send] : store.start[recv]) + 4;
@@ -120,21 +119,21 @@ export class Layout {
     return [x1, y1, arrived ? this.x(received) : x1 + 26, y2, arrived];
   }
 
-  // The lane of an operation, or of the other end's peer.
+  // The lane of an operation or, if it is missing, of the other operation's peer.
   #laneOf(i, other) {
     const { store } = this;
     return i >= 0 ? store.lane(i) : store.laneOf.get(store.categories[store.category[other]].peer) ?? -1;
   }
 
   #edge(i, lane, bottom) {
-    const [y, height] = i >= 0 ? this.line(this.store.track[i])
+    const [y, height] = i >= 0 ? this.row(this.store.track[i])
       : lane < 0 ? [0, 0] : [this.tops[lane], this.heights[lane]];
     return bottom ? y + height : y;
   }
 
   // y of an arrow's end: the edge of its bar. If another row hides this edge, the arrow ends inside the
   // bar or, if the bar is too narrow, at the edge of the lane's rows.
-  #tip(i, lane, down) {
+  #end(i, lane, down) {
     const y = this.#edge(i, lane, !down);
     if (i < 0) return y;
     const { row } = this.store.tracks[this.store.track[i]];
@@ -142,10 +141,10 @@ export class Layout {
     const hidden = down ? row > 0 : row < rows - 1 || marks > 0;
     const sign = down ? 1 : -1;
     if (hidden && this.box(i)[2] < HEAD) return this.#edge(-1, lane, !down) + sign * this.sizes.pad * this.scale;
-    return y + (hidden ? sign * Math.min(HEAD, this.line(this.store.track[i])[1]) : 0);
+    return y + (hidden ? sign * Math.min(HEAD, this.row(this.store.track[i])[1]) : 0);
   }
 
-  // The range of a row's bars that are in the view: first, and one past the last.
+  // The range of a row's bars that are visible: the first, and one past the last.
   visibleRange({ items }) {
     const { start } = this.store;
     const before = (time) => {
@@ -165,7 +164,7 @@ export class Layout {
   hit(px, py, arrows) {
     let mark = null;
     for (let t = 0; t < this.store.tracks.length; t++) {
-      const [y, height] = this.line(t);
+      const [y, height] = this.row(t);
       if (py < y - 1 || py > y + height + 1) continue;
       const i = this.#barAt(this.store.tracks[t], px);
       if (i === null) continue;
@@ -193,7 +192,7 @@ export class Layout {
   }
 }
 
-// The scale at which the lanes have this total height, with a minimum height per lane.
+// The scale at which the lanes have this total height, with a minimum pitch.
 function laneScale(pitches, height, minimum) {
   let [remaining, available] = [pitches.reduce((sum, pitch) => sum + pitch, 0), height];
   for (const pitch of [...pitches].sort((a, b) => a - b)) {

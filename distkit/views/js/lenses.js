@@ -56,9 +56,9 @@ export class Lenses {
     this.#apply();
   }
 
-  // Shows a text while no lens is active.
-  hint(words) {
-    if (!this.active && this.status.textContent !== words) this.status.textContent = words;
+  // Shows a hint while no lens is active.
+  hint(text) {
+    if (!this.active && this.status.textContent !== text) this.status.textContent = text;
   }
 
   // Called when the data has changed.
@@ -81,8 +81,8 @@ export class Lenses {
   _find(store) {
     if (!this.input.value.trim()) return null;
     const highlighted = search(store, this.input.value);
-    const of = plural(store.count, "operation");
-    return { highlighted, text: `${grouped(highlighted.bars.size)} of ${of}` };
+    const total = plural(store.count, "operation");
+    return { highlighted, text: `${grouped(highlighted.bars.size)} of ${total}` };
   }
 
   _waiting(store) {

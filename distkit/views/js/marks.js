@@ -15,8 +15,8 @@ function color(value, lane) {
   if (value === "rank") return `var(--dk-r${lane % 8})`;
   if (value === "label") return `var(--dk-i${lane % 8})`;
   if (value === "trace") return `var(--dk-t${lane % 8})`;
-  const part = /^ink ([\d.]+)$/u.exec(value);
-  return part ? `color-mix(in srgb, ${NAMES.ink} ${part[1]}%, ${NAMES.paper})`
+  const match = /^ink ([\d.]+)$/u.exec(value);
+  return match ? `color-mix(in srgb, ${NAMES.ink} ${match[1]}%, ${NAMES.paper})`
     : NAMES[value] ?? value;
 }
 
@@ -48,8 +48,8 @@ export class Marks {
       if (end !== null && end <= time) continue;
       const element = this.#show(i, before, drawing, layer, x, y);
       if (x2 === undefined || end === null) continue;
-      const part = (time - begin) / (end - begin);
-      const f = steady ? part : ease(part);
+      const elapsed = (time - begin) / (end - begin);
+      const f = steady ? elapsed : ease(elapsed);
       element.setAttribute("transform", at(x + f * (x2 - x), y + f * (y2 - y)));
       if (!steady) element.setAttribute("class", "dkm-moving");
     }
@@ -80,8 +80,7 @@ export class Marks {
     return element;
   }
 
-  // Screen-reader text of the visible marks.
-  get aloud() {
+  get screenReaderText() {
     return [...this.shown.values()]
       .flatMap(({ drawing }) => this.drawings[drawing].map((i) => this.shapes[i]))
       .filter(([tag, style]) => tag === "title" && style === "aloud")

@@ -42,7 +42,6 @@ export function figure(v) {
 export const finite = (values) => values.filter(Number.isFinite);
 export const largest = (values) => Math.max(1e-30, ...finite(values).map(Math.abs));
 
-// The numbers of non-finite values, as text.
 export function nonFiniteCounts({ values }) {
   const counts = Object.entries(WORDS)
     .map(([key, word]) => [values.filter((v) => v === key).length, word]);

@@ -11,7 +11,7 @@ export function cursor({ context: c, layout: at, style, pointer, store }) {
   const left = clamp(x - width / 2, 0, at.width - width);
   c.fillStyle = style.hairline;
   c.fillRect(Math.round(x), 0, 1, at.axis);
-  c.fillStyle = style.bg; // hides numbers of the axis that the label covers in part
+  c.fillStyle = style.bg; // hides axis labels that the time at the pointer would partly cover
   c.fillRect(left - 24, at.axis + 4, width + 48, 21);
   Object.assign(c, { fillStyle: style.fg, textAlign: "left", textBaseline: "middle" });
   c.beginPath();

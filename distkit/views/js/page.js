@@ -1,4 +1,4 @@
-// The tabs of a stand-alone page. A view is unpacked and drawn when it is first visible.
+// The tabs of a stand-alone page. A view is unpacked and drawn when it first becomes visible.
 
 import { renders } from "./render.js";
 
@@ -26,7 +26,7 @@ function select(tabs, chosen) {
   }
 }
 
-// Opens the page; views: the view classes by name.
+// Opens the page; views maps names to view classes.
 export function open(views) {
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
 
@@ -52,8 +52,8 @@ export function open(views) {
     list.addEventListener("click", (e) => tabs.includes(e.target) && choose(e.target));
     list.addEventListener("keydown", (e) => {
       const [at, last] = [tabs.indexOf(e.target), tabs.length - 1];
-      const right = at === last ? 0 : at + 1;
-      const to = { ArrowRight: right, ArrowLeft: at ? at - 1 : last, Home: 0, End: last }[e.key];
+      const next = at === last ? 0 : at + 1;
+      const to = { ArrowRight: next, ArrowLeft: at ? at - 1 : last, Home: 0, End: last }[e.key];
       if (to === undefined) return;
       e.preventDefault();
       choose(tabs[to]);

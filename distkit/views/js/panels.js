@@ -121,7 +121,7 @@ export class List {
     if (!row) return;
     const { offsetTop: top, offsetHeight: height } = row;
     const { scrollTop, clientHeight } = this.list;
-    const seen = top >= scrollTop + height && top <= scrollTop + clientHeight - 2 * height;
-    if (!seen) this.list.scrollTop = top - clientHeight / 2;
+    const isVisible = top >= scrollTop + height && top <= scrollTop + clientHeight - 2 * height;
+    if (!isVisible) this.list.scrollTop = top - clientHeight / 2;
   }
 }

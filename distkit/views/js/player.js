@@ -4,8 +4,8 @@ import { button, h, icon, modified, handleKey, speedsOf, reducedMotion } from ".
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-const GLIDE = 520; // duration of a step [ms]
-const STEP_PERIOD = 800; // time between keyframes without motion [ms]
+const GLIDE = 520; // duration of an animated step [ms]
+const STEP_PERIOD = 800; // time between keyframes if motion is reduced [ms]
 
 // Keyframes sorted by end.
 export class Script {
@@ -14,7 +14,7 @@ export class Script {
     // nothing moves after the last end, unless a keyframe never ends
     const last = this.ends.length < keyframes.length ? end : Math.max(start, ...this.ends.slice(-1));
     Object.assign(this, { start, end, keyframes, last });
-    this.first = Math.min(0, this.at(start)); // 0: nothing precedes the first keyframe
+    this.first = Math.min(0, this.at(start)); // 0 if the first keyframe ends at the start, else -1
   }
 
   // The index of the last keyframe that has ended, or -1.
@@ -77,7 +77,7 @@ export class Player {
   // Steps through keyframes without motion.
   #stepThrough() {
     if (!this.playing) return;
-    this.place(this.script.neighbor(this.keyframe, 1));
+    this.jumpTo(this.script.neighbor(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
     this.stepTimer = setTimeout(() => this.#stepThrough(), STEP_PERIOD / this.speed);
   }
@@ -91,9 +91,9 @@ export class Player {
     cancelAnimationFrame(this.ticking);
     cancelAnimationFrame(this.gliding);
     clearTimeout(this.stepTimer);
-    const was = this.playing;
+    const wasPlaying = this.playing;
     Object.assign(this, { playing: false, target: null });
-    if (was) this.onplay();
+    if (wasPlaying) this.onplay();
     if (this.script) this.show(false);
   }
 
@@ -113,15 +113,15 @@ export class Player {
     this.pause();
     const keyframe = this.script.keyframes[i];
     const end = this.#end(keyframe);
-    if (reducedMotion() || !keyframe || end <= from) return this.place(i);
+    if (reducedMotion() || !keyframe || end <= from) return this.jumpTo(i);
     const begin = Math.max(from, keyframe.begin);
     const started = performance.now();
     this.target = i;
     const tick = (now) => {
-      const part = (now - started) / GLIDE;
-      if (part >= 1) return this.place(i);
+      const fraction = (now - started) / GLIDE;
+      if (fraction >= 1) return this.jumpTo(i);
       this.chosen = null;
-      this.time = begin + Math.max(part, 0) * (end - begin);
+      this.time = begin + Math.max(fraction, 0) * (end - begin);
       this.show(true);
       this.gliding = requestAnimationFrame(tick);
     };
@@ -129,7 +129,7 @@ export class Player {
   }
 
   // Moves to a keyframe's end, without animation.
-  place(i) {
+  jumpTo(i) {
     const time = this.#end(this.script.keyframes[i]);
     Object.assign(this, { chosen: i, target: null, time, fresh: null });
     this.show(false);
@@ -160,22 +160,21 @@ export class Bar {
     this.speeds.addEventListener("change", () => { player.speed = Number(this.speeds.value); });
     this.scrub.addEventListener("input", () => {
       const { start, end } = player.script;
-      const part = this.scrub.value / steps;
-      player.seek(part < 1 ? start + part * (end - start) : end);
+      const fraction = this.scrub.value / steps;
+      player.seek(fraction < 1 ? start + fraction * (end - start) : end);
     });
   }
 
   // Shows the current time on the slider and as text.
   show(clock, more = "") {
     const { time, script } = this.player;
-    const part = (time - script.start) / Math.max(script.end - script.start, 1e-12);
-    this.scrub.value = Math.round(this.steps * part);
-    this.scrub.style.setProperty("--part", part);
+    const fraction = (time - script.start) / Math.max(script.end - script.start, 1e-12);
+    this.scrub.value = Math.round(this.steps * fraction);
+    this.scrub.style.setProperty("--part", fraction);
     this.scrub.setAttribute("aria-valuetext", more ? `${clock}: ${more}` : clock);
     if (this.clock.textContent !== clock) this.clock.textContent = clock;
   }
 
-  // Shows whether it is playing.
   showPlaying(root) {
     const { playing } = this.player;
     this.play.firstChild.className = `dk-icon dk-icon-${playing ? "pause" : "play"}`;

@@ -26,16 +26,16 @@ export class Question {
     const open = !final && (this.changing || !guess);
     const value = open ? this.typed ?? guess : guess;
     const refused = status === "refused" ? "true" : null;
-    const here = this.root.contains(document.activeElement);
+    const hadFocus = this.root.contains(document.activeElement);
     // keys must not reach JupyterLab, where M, for example, changes the cell type
-    const own = { disabled: open ? null : "", "data-lm-suppress-shortcuts": "" };
+    const attributes = { disabled: open ? null : "", "data-lm-suppress-shortcuts": "" };
     const field = choices.length
       ? h("div", { class: "dk-choices", role: "radiogroup", "aria-label": question },
-        choices.map((choice) => h("label", {}, h("input", { ...own, name, type: "radio",
+        choices.map((choice) => h("label", {}, h("input", { ...attributes, name, type: "radio",
           value: choice, checked: choice === value ? "" : null }), h("span", {}, formatted(choice)))))
-      : h("input", { ...own, name, type: "text", value, autocomplete: "off",
+      : h("input", { ...attributes, name, type: "text", value, autocomplete: "off",
         "aria-invalid": refused, "aria-label": "your guess", placeholder: "your guess" });
-    this.button = h("button", { ...own, type: "submit" }, open ? "Commit" : "Committed");
+    this.button = h("button", { ...attributes, type: "submit" }, open ? "Commit" : "Committed");
     const change = guess && !open && !final
       ? h("button", { type: "button", class: "dk-change", onclick: () => this.#change() }, "Change")
       : null;
@@ -52,7 +52,7 @@ export class Question {
       h("form", { onsubmit: (e) => this.#commit(e), onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
         field, this.button, change, refused ? statusLine : null),
       refused ? "" : statusLine);
-    if (here && open) this.focus();
+    if (hadFocus && open) this.focus();
   }
 
   focus() {

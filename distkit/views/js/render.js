@@ -10,10 +10,10 @@ export function renders(View) {
   return ({ model, el }) => {
     const view = new View(model, el);
     // otherwise, JupyterLab would make this cell active, and Shift+Enter would run it again
-    for (const type of ["mousedown", "focusin"]) el.addEventListener(type, keep);
+    for (const type of ["mousedown", "focusin"]) el.addEventListener(type, stopPropagation);
     const unsubscribe = onEnd(model, el, view);
     return () => {
-      for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, keep);
+      for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, stopPropagation);
       unsubscribe();
       view.dispose();
     };
@@ -50,6 +50,6 @@ function onEnd(model, el, view) {
   };
 }
 
-function keep(event) {
+function stopPropagation(event) {
   event.stopPropagation();
 }

@@ -74,13 +74,13 @@ export class Renderer {
       c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
       c.fill();
-      const two = lane.detail && height + at.gap > 34;
-      this.text(lane.name, 21, middle - (two ? 7 : 0), style.fg, `600 13px ${style.font}`);
-      if (two) this.text(lane.detail, 21, middle + 9, style.muted, `12px ${style.font}`);
+      const showsDetail = lane.detail && height + at.gap > 34;
+      this.text(lane.name, 21, middle - (showsDetail ? 7 : 0), style.fg, `600 13px ${style.font}`);
+      if (showsDetail) this.text(lane.detail, 21, middle + 9, style.muted, `12px ${style.font}`);
     });
   }
 
-  // The end of a lane's run, in the run's color, with the word "end" if the heading leaves space.
+  // Draws the end of a lane's run as a line in the run's color, labeled "end" if there is space.
   #run({ run, end }, top, height, head) {
     const [{ c, at, style }, x] = [this, this.at.x(end)];
     if (x <= at.left || x >= at.right) return;
@@ -89,7 +89,7 @@ export class Renderer {
     c.fillRect(x, top, 2, height);
   }
 
-  // The name of a host, or of a run with its color, and a line above its lanes.
+  // Draws the name of a host, or the name and color of a run, and a line above its lanes.
   #host({ host, run }, y) {
     const { c, at, style } = this;
     this.text(host, 2, y, style.muted, `600 12px ${style.font}`);
@@ -99,7 +99,7 @@ export class Renderer {
     if (run !== undefined) this.text("■", x, y, style.traces[run % style.traces.length], `16px ${style.font}`);
   }
 
-  // A cross and the text "died" at a rank's death.
+  // Draws a cross and the text "died" at each rank's death.
   #deaths() {
     const { at, style } = this;
     this.store.frame.lanes.forEach(({ died }, i) => {
@@ -176,7 +176,7 @@ export class Renderer {
     const short = touch ? "!" : failed ? "✕" : bar.label?.match(/^[^→]*?(\d+)$/)?.[1];
     const [color, halo] = failed ? [style.fg, style.bg] : [readable(plain), plain];
     const texts = [bar.label, bar.label?.split(/ [(→]/)[0], short];
-    if (height >= 11) this.labels.push({ ...bar, x, y, width, height, strength: c.globalAlpha, texts, color, size: 11.5, halo });
+    if (height >= 11) this.labels.push({ ...bar, x, y, width, height, opacity: c.globalAlpha, texts, color, size: 11.5, halo });
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
@@ -204,15 +204,15 @@ export class Renderer {
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
       const tinted = !hatched && (open || kind !== "recv");
-      const halo = solid ? color : tinted ? "transparent" : style.bg; // legible above arrows
+      const halo = solid ? color : tinted ? "transparent" : style.bg; // keeps labels legible above arrows
       const call = !open && !failed && bar.collective >= 0 ? `${bar.op} ${bar.collective}` : "";
-      this.labels.push({ strength: c.globalAlpha, texts: this.#words(bar), call, x, y, width, height, color: ink, size: Math.min(12, height - 2), halo });
+      this.labels.push({ opacity: c.globalAlpha, texts: this.#labelOptions(bar), call, x, y, width, height, color: ink, size: Math.min(12, height - 2), halo });
     }
     if (bar.i === this.focus?.i) this.#ring(x, y, width, height);
     c.globalAlpha = 1;
   }
 
-  // Hatches the part of a bar in which its rank waits.
+  // Hatches the part of a bar in which its rank is waiting.
   #wait(bar, x, y, width, height) {
     const { c, at, style } = this;
     const [since, waited] = this.waits.get(bar.i);
@@ -227,7 +227,7 @@ export class Renderer {
   #outline(x, y, width, height, color, open, kind) {
     const { c } = this;
     c.save();
-    if (open) {  // open bar: no right edge
+    if (open) { // an open bar has no right edge
       c.beginPath();
       c.rect(x - 2, y - 2, width, height + 4);
       c.clip();
@@ -246,7 +246,7 @@ export class Renderer {
     this.c.stroke();
   }
 
-  #words(bar) {
+  #labelOptions(bar) {
     const [called, op] = [call(bar, this.store), bar.op];
     if (bar.state === "failed") return [`✕ ${op} failed`, `✕ ${op}`, "✕"];
     if (isPaused(bar)) return [`paused before ${called}`, `paused before ${op}`, "paused", op];
@@ -277,15 +277,15 @@ export class Renderer {
     return fitted.filter(({ call, text }) => text && (!call || (named.get(call) === text && named.delete(call))));
   }
 
-  #label({ strength, text, from, y, height, size, color, halo }) {
+  #label({ opacity, text, from, y, height, size, color, halo }) {
     const { c } = this;
-    Object.assign(c, { font: `500 ${size}px ${this.style.font}`, globalAlpha: strength,
+    Object.assign(c, { font: `500 ${size}px ${this.style.font}`, globalAlpha: opacity,
       strokeStyle: halo, lineWidth: clamp(height - size, 0.5, 2.5), lineJoin: "round", textAlign: "left", textBaseline: "middle" });
-    c.strokeText(text, from, y + height / 2 + 0.5); // legible above arrows
+    c.strokeText(text, from, y + height / 2 + 0.5); // keeps labels legible above arrows
     this.text(text, from, y + height / 2, color, c.font);
   }
 
-  // Draws a bar of a few pixels, in color only.
+  // Draws a bar that is too narrow for details.
   #thin(i) {
     const { c, at, style, store } = this;
     const [x, y, width, height] = at.box(i);
@@ -318,20 +318,20 @@ export class Renderer {
       const [x1, y1, w1, h1] = at.box(members[i - 1]);
       const [x2, y2, w2] = at.box(members[i]);
       const middle = (y1 + h1 + y2) / 2;
-      const next = store.lane(members[i]) === store.lane(members[i - 1]) + 1;
+      const adjacent = store.lane(members[i]) === store.lane(members[i - 1]) + 1;
       const side = (from, to, y, end) => c.bezierCurveTo(from, middle, to, middle, to, end);
       c.beginPath();
       c.moveTo(x1, y1 + h1);
       side(x1, x2, y1 + h1, y2);
-      if (next) c.lineTo(x2 + w2, y2);
+      if (adjacent) c.lineTo(x2 + w2, y2);
       else c.moveTo(x2 + w2, y2);
       side(x2 + w2, x1 + w1, y2, y1 + h1);
-      if (next) c.closePath();
+      if (adjacent) c.closePath();
       c.globalAlpha = dim;
       c.fillStyle = alpha(color, this.bright && dim === 1 ? 0.2 : mixed ? 0.18 : style.dark ? 0.14 : 0.085);
-      if (next) c.fill();
-      Object.assign(c, { strokeStyle: alpha(color, next ? 0.32 : 0.5), lineWidth: 0.75 });
-      if (!next || Math.min(w1, w2) > 4) c.stroke();
+      if (adjacent) c.fill();
+      Object.assign(c, { strokeStyle: alpha(color, adjacent ? 0.32 : 0.5), lineWidth: 0.75 });
+      if (!adjacent || Math.min(w1, w2) > 4) c.stroke();
     }
     c.globalAlpha = 1;
   }

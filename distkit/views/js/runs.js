@@ -35,7 +35,7 @@ export class Runs extends Store {
   }
 
   // The position of an operation among those of its rank, from 1; computation is counted separately.
-  place(i) {
+  position(i) {
     const { rank, mark } = this.tracks[this.track[i]];
     const own = this.tracks.filter((track) => track.rank === rank && track.mark === mark);
     const before = ({ items }) => items.filter((other) => this.seq[other] <= this.seq[i]).length;

@@ -12,30 +12,32 @@ import { Bar, Player, Script } from "./player.js";
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 16];
 const [MIN_TICK, MAX_TICK] = [70, 420]; // minimum and maximum time between two ticks [ms]
 const RUN_DURATION = 40_000; // duration of a run before these limits apply [ms]
-const [ROUND_DURATION, MAX_DURATION] = [1300, 90_000]; // duration of a round, and maximum duration of all rounds [ms]
+const ROUND_DURATION = 1300; // maximum duration of a round [ms]
+const MAX_DURATION = 90_000; // maximum duration of all rounds [ms]
 const MAX_SCALE = 1.4; // maximum scale of a scene
-const BESIDE_PANELS = 430; // height of a scene next to panels [px]
+const BESIDE_PANELS = 430; // maximum height of a scene next to panels [px]
 const KEYS = " The space bar plays and pauses, the right and left arrow keys step forward and back, " +
   "Page Down and Page Up step through the list or panels, and Home and End go to the start and the end.";
 
-// Returns a function that advances a time: rounds evenly, seconds so that every message is visible.
+// Returns a function that advances a time. It advances rounds at a constant speed, and seconds at a
+// speed at which every message is visible.
 export function pace({ unit, keyframes, ends, start, end, last }) {
   if (counted(unit)) {
     const speed = Math.max(1 / ROUND_DURATION, end / MAX_DURATION);
-    return (time, left) => Math.min(time + left * speed, last);
+    return (time, remaining) => Math.min(time + remaining * speed, last);
   }
   const begins = keyframes.map(({ begin }) => begin);
   const ticks = [...new Set([...begins, ...ends, start, last])].sort((a, b) => a - b);
-  return (time, left) => {
-    while (left > 0 && time < last) {
+  return (time, remaining) => {
+    while (remaining > 0 && time < last) {
       const i = bisect.right(ticks, time);
       if (i >= ticks.length) return last;
       if (i < 1) return time;
       const gap = ticks[i] - ticks[i - 1];
-      const lasts = clamp((gap / Math.max(end - start, 1e-12)) * RUN_DURATION, MIN_TICK, MAX_TICK);
-      const need = ((ticks[i] - time) / gap) * lasts;
-      time = need <= left ? ticks[i] : time + (gap * left) / lasts;
-      left -= need;
+      const duration = clamp((gap / Math.max(end - start, 1e-12)) * RUN_DURATION, MIN_TICK, MAX_TICK);
+      const needed = ((ticks[i] - time) / gap) * duration;
+      time = needed <= remaining ? ticks[i] : time + (gap * remaining) / duration;
+      remaining -= needed;
     }
     return time;
   };
@@ -140,13 +142,12 @@ export class Scene extends Follower {
     this.drawMoment();
     this.list.mark(this.player.keyframe, true);
     const { caption, details, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
-    const words = [caption, details, ...verdicts.map(({ text }) => text), ...this.marks.aloud,
-      ...this.side.aloud];
+    const words = [caption, details, ...verdicts.map(({ text }) => text), ...this.marks.screenReaderText,
+      ...this.side.screenReaderText];
     this.liveRegion.textContent = words.filter(Boolean).join("; ");
     this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }
 
-  // Draws the moment at the player's time.
   drawMoment() {
     const { script, player, picture } = this;
     const { time, keyframe } = player;

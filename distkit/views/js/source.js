@@ -6,8 +6,8 @@ import { clamp } from "./numbers.js";
 import { tokenize } from "./python.js";
 
 const GLIDE = 220; // duration of a pin's motion [ms]
-const MAX_COLORED = 3000; // longer files have no highlighting [lines]
-const LINE_HEIGHT = 22; // pixels
+const MAX_COLORED = 3000; // maximum length of a file that is highlighted [lines]
+const LINE_HEIGHT = 22; // height of a line [px]
 const CONTEXT_LINES = 2; // lines shown before and after the pins in a called function
 
 // A rank's number in its color; hatched for a blocked rank, and crossed out for a failed one.
@@ -33,7 +33,6 @@ export class Source {
     this.sized.observe(this.window);
   }
 
-  // Explains why there is no source.
   explain(reason) {
     if (this.nothing.textContent !== reason) this.nothing.textContent = reason;
   }
@@ -44,7 +43,7 @@ export class Source {
 
   #resize() {
     const file = this.files.get(this.shown);
-    if (file) this.#scrollIntoView(file, false); // it may just have become visible
+    if (file) this.#scrollIntoView(file, false); // the window may just have become visible
   }
 
   add(sources) {
@@ -92,10 +91,10 @@ export class Source {
     const file = this.files.get(label);
     for (const { tab, label: other } of this.files.values())
       tab.setAttribute("aria-selected", String(other === label));
-    const glides = this.shown === label;
-    if (!glides) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
+    const animated = this.shown === label;
+    if (!animated) this.window.replaceChildren(h("div", { class: "dk-file" }, this.#rows(file)));
     this.shown = label;
-    this.#place(file, glides);
+    this.#place(file, animated);
   }
 
   #rows(file) {
@@ -107,23 +106,24 @@ export class Source {
     return all[clamp(line, 1, all.length) - 1];
   }
 
-  #place(file, glides) {
+  #place(file, animated) {
     const before = this.pinPositions; // measured once: measuring again would force a layout
-    for (const at of this.pins.values()) at.remove();
+    for (const element of this.pins.values()) element.remove();
     for (const row of this.window.querySelectorAll(".dk-here, .dk-hot")) {
       row.classList.remove("dk-here", "dk-hot");
       delete row.lastChild.dataset.at;
     }
     this.#fold(file);
-    const waiting = file.at.filter(({ status }) => status !== "paused"); // first, so always visible
+    // pins of ranks that are not paused are first, so that they are always visible
+    const unpaused = file.at.filter(({ status }) => status !== "paused");
     const here = new Map();
-    for (const mark of [...waiting, ...file.at.filter((mark) => !waiting.includes(mark))]) {
-      const row = this.#where(file, mark);
+    for (const mark of [...unpaused, ...file.at.filter((mark) => !unpaused.includes(mark))]) {
+      const row = this.#pinRow(file, mark);
       here.set(row, [...here.get(row) ?? [], mark]);
-      const at = this.pins.get(mark.rank);
-      Object.assign(at.dataset, { status: mark.status, line: row.dataset.line });
-      at.title = mark.words;
-      row.firstChild.lastChild.before(at);
+      const element = this.pins.get(mark.rank);
+      Object.assign(element.dataset, { status: mark.status, line: row.dataset.line });
+      element.title = mark.words;
+      row.firstChild.lastChild.before(element);
     }
     for (const mark of file.at) this.#row(file, mark.line).classList.add("dk-here");
     for (const [row, marks] of here) {
@@ -131,24 +131,24 @@ export class Source {
       row.lastChild.dataset.at = activity(marks);
       row.firstChild.lastChild.textContent = `+${row.firstChild.childElementCount - 4}`;
     }
-    for (const where of this.hot ?? []) this.#heat(file, where);
+    for (const where of this.hot ?? []) this.#markFinding(file, where);
     const shown = this.window.querySelectorAll(".dk-row, .dk-fold > button").length;
     this.root.style.setProperty("--lines", shown);
-    this.pinPositions = new Map([...this.pins].map(([rank, at]) => [rank, pinPosition(at)]));
-    this.#scrollIntoView(file, glides);
-    if (!glides || reducedMotion()) return;
-    for (const [rank, at] of this.pins) glide(at, before.get(rank), this.pinPositions.get(rank));
+    this.pinPositions = new Map([...this.pins].map(([rank, element]) => [rank, pinPosition(element)]));
+    this.#scrollIntoView(file, animated);
+    if (!animated || reducedMotion()) return;
+    for (const [rank, element] of this.pins) glide(element, before.get(rank), this.pinPositions.get(rank));
   }
 
   // The row of a rank's pin: in the called function if that is unfolded.
-  #where(file, { line, inner }) {
+  #pinRow(file, { line, inner }) {
     const [label, within] = parseLine(inner);
     const called = this.unfolded && label !== file.label && this.files.get(label);
     return called ? this.#row(called, within) : this.#row(file, line);
   }
 
-  // Marks a line of a finding, and the lines that called it.
-  #heat(file, where) {
+  // Marks a line of a finding, and the lines from which its function was called.
+  #markFinding(file, where) {
     const [label, line] = parseLine(where);
     const target = this.files.get(label);
     const hot = target && (target === file || this.unfolded) ? [this.#row(target, line)] : [];
@@ -183,7 +183,7 @@ export class Source {
   }
 
   // Scrolls the window, not the page, until the pins are visible with some context.
-  #scrollIntoView(file, glides) {
+  #scrollIntoView(file, animated) {
     if (!this.window.clientHeight) return;
     const tops = this.#focusRows(file).map((row) => row.offsetTop);
     if (!tops.length) return;
@@ -192,13 +192,13 @@ export class Source {
     if (first - 2 * LINE_HEIGHT >= scrollTop && last <= scrollTop + height) return;
     const fits = last - first <= height;
     const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
-    const behavior = glides && !reducedMotion() ? "smooth" : "auto";
+    const behavior = animated && !reducedMotion() ? "smooth" : "auto";
     this.window.scrollTo({ top: Math.max(0, top), behavior });
   }
 
   // The rows with pins, or else the first line of a finding, or else the first communication call.
   #focusRows(file) {
-    const rows = (mark) => [this.#row(file, mark.line), this.#where(file, mark)];
+    const rows = (mark) => [this.#row(file, mark.line), this.#pinRow(file, mark)];
     if (file.at.length) return file.at.flatMap(rows);
     const rowOf = (kind) => this.window.querySelector(kind)?.closest(".dk-row");
     return [rowOf(".dk-hot") ?? rowOf(".dk-py-communication")].filter(Boolean);
@@ -214,8 +214,8 @@ function parseLine(where = "") {
 function activity(marks) {
   const ranksByText = {};
   for (const { rank, status, scheduled, call = "" } of [...marks].sort((a, b) => a.rank - b.rank)) {
-    const does = scheduled ? "paused before" : status === "blocked" ? "waits in" : `${status} in`;
-    (ranksByText[call ? `${does} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
+    const verb = scheduled ? "paused before" : status === "blocked" ? "waits in" : `${status} in`;
+    (ranksByText[call ? `${verb} ${call.replace(/\(.*/su, "")}` : status] ??= []).push(rank);
   }
   const all = Object.entries(ranksByText);
   const numbered = ([words, ranks]) => (all.length > 1 ? `${ranks.join(", ")} ${words}` : words);
@@ -240,12 +240,12 @@ function rows(text) {
 }
 
 // Position of a pin within its file, independent of scrolling.
-function pinPosition(at) {
-  return at.offsetParent ? [at.offsetLeft, at.offsetTop] : null;
+function pinPosition(element) {
+  return element.offsetParent ? [element.offsetLeft, element.offsetTop] : null;
 }
 
-function glide(at, before, now) {
+function glide(element, before, now) {
   if (!before || !now || (before[0] === now[0] && before[1] === now[1])) return;
   const from = `translate(${before[0] - now[0]}px, ${before[1] - now[1]}px)`;
-  at.animate([{ transform: from }, { transform: "none" }], { duration: GLIDE, easing: "ease-out" });
+  element.animate([{ transform: from }, { transform: "none" }], { duration: GLIDE, easing: "ease-out" });
 }

@@ -14,7 +14,7 @@ export class Store {
     const { start, end, seq, category, collective, send, recv, sent, received } = parts;
     Object.assign(this, { frame, start, end, seq, category, collective, send, recv, sent, received });
     Object.assign(this, { categories: columns.categories, count: start.length, arrows: send.length,
-      values: tensors(parts), open: new Set(), odd: new Set(), ids: null, groups: null, order: null });
+      values: tensors(parts), open: new Set(), special: new Set(), ids: null, groups: null, order: null });
     [this.track, this.out, this.into] =
       [0, -1, -1].map((none) => new Int32Array(this.count).fill(none));
     let at = 0;
@@ -29,14 +29,14 @@ export class Store {
     }
     for (let i = 0; i < this.count; i++) this.#register(i);
     this.laneOf = new Map(frame.lanes.map((lane, i) => [lane.rank, i]));
-    this.waits = frame.live ? null : waitOf(parts); // known once the run has ended
+    this.waits = frame.live ? null : waitsByBar(parts); // known once the run has ended
   }
 
   // Registers open operations, failures, and buffers used too early, which are drawn individually.
   #register(i) {
     const { kind, state, op } = this.categories[this.category[i]];
     if (Number.isNaN(this.end[i]) && kind !== "mark") this.open.add(i);
-    if (state === "failed" || op === "touch") this.odd.add(i);
+    if (state === "failed" || op === "touch") this.special.add(i);
   }
 
   // -- as objects -------------------------------------------------------------------
@@ -68,12 +68,12 @@ export class Store {
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));
     const isRequest = send?.kind === "request";
-    const about = recv?.kind === "request" ? recv : send ?? recv;
-    const heavy = isRequest && recv ? recv : send ?? recv;
+    const described = recv?.kind === "request" ? recv : send ?? recv;
+    const payload = isRequest && recv ? recv : send ?? recv;
     const time = (t) => (Number.isNaN(t) ? null : t);
     return { a, send, recv, src: send?.rank ?? recv.peer, dst: recv?.rank ?? send.peer,
-      op: about.kind === "request" ? about.op : "send", nbytes: heavy.nbytes, label: about.label,
-      tag: about.tag, sent: time(this.sent[a]), received: time(this.received[a]) };
+      op: described.kind === "request" ? described.op : "send", nbytes: payload.nbytes, label: described.label,
+      tag: described.tag, sent: time(this.sent[a]), received: time(this.received[a]) };
   }
 
   // The size of the messages if all have the same size, else undefined.
@@ -105,7 +105,6 @@ export class Store {
     return this.groups[collective].sort((i, j) => this.lane(i) - this.lane(j));
   }
 
-  // The bars sorted by start.
   ordered() {
     this.order ??= Int32Array.from({ length: this.count }, (_, i) => i)
       .sort((i, j) => this.start[i] - this.start[j] || i - j);
@@ -153,6 +152,6 @@ export const isOpen = (bar) => bar.end === null && bar.kind !== "mark";
 export const isPaused = (bar) => bar.state === "scheduled" && isOpen(bar);
 
 // The waits by bar: [start relative to the bar's start, duration] in seconds.
-function waitOf({ waits, since, waited }) {
+function waitsByBar({ waits, since, waited }) {
   return new Map(Array.from(waits, (i, n) => [i, [since[n], waited[n]]]));
 }

@@ -1,5 +1,5 @@
 // Draws bars that are too small to distinguish. A row with many bars is drawn as a sum: the fraction
-// of time in bars, with the time spent waiting in a paler shade. If the bars cover little time, the
+// of time in bars, with waiting in a paler shade. If the bars cover only a small part of the time, the
 // row is drawn as strips of color. Failures and open operations are drawn individually.
 
 import { clamp } from "./numbers.js";
@@ -21,7 +21,7 @@ export class Strips {
     this.width = Math.max(1, Math.ceil(at.right - at.left) + 8);
   }
 
-  // Returns wide bars as objects, and thin ones as indices; the bars of full rows become sums.
+  // Returns wide bars as objects, and thin ones as indices; the bars of crowded rows become sums.
   classify() {
     const { at, store } = this;
     const [bars, thin] = [[], []];
@@ -29,18 +29,18 @@ export class Strips {
       const [first, last] = at.visibleRange(track);
       if ((last - first) * MIN_PIXELS_PER_BAR > this.width) return this.sums.push(this.#sum(track, t, BIN));
       track.items.subarray(first, last).forEach((i, n) => {
-        if (store.open.has(i) || store.odd.has(i)) return;
+        if (store.open.has(i) || store.special.has(i)) return;
         const next = at.x(store.start[track.items[first + n + 1]] ?? Infinity);
         if (at.box(i)[2] >= MIN_LABELED_WIDTH) bars.push({ ...store.bar(i), next });
         else thin.push(i);
       });
     });
-    const special = [...new Set([...store.open, ...store.odd])].filter((i) => {
+    const individual = [...new Set([...store.open, ...store.special])].filter((i) => {
       const [x, , width] = at.box(i);
       return x <= at.right && x + width >= at.left;
     });
-    if (special.length > MAX_LABELED) thin.push(...special);
-    else bars.push(...special.map((i) => store.bar(i)));
+    if (individual.length > MAX_LABELED) thin.push(...individual);
+    else bars.push(...individual.map((i) => store.bar(i)));
     return { bars, thin };
   }
 
@@ -52,28 +52,28 @@ export class Strips {
     const waiting = track.mark ? null : store.waits;
     const put = (cover, from, to) => {
       const [x, end] = [at.x(from), at.x(to)]
-        .map((place) => clamp((place - at.left + 4) / bin, 0, cover.length));
+        .map((position) => clamp((position - at.left + 4) / bin, 0, cover.length));
       if (end > x) add(cover, x, end - x);
     };
     for (let n = first; n < last; n++) {
       const i = track.items[n];
       const [from, to] = [store.start[i], store.endOf(i, at.now)];
-      const lit = !bright || bright.bars.has(i);
-      put(lit ? bars : dim, from, to);
-      const wait = lit && waiting?.get(i);
+      const isHighlighted = !bright || bright.bars.has(i);
+      put(isHighlighted ? bars : dim, from, to);
+      const wait = isHighlighted && waiting?.get(i);
       if (wait) put(waits, from + wait[0], from + wait[0] + wait[1]);
     }
-    const whole = bars.reduce((all, part, n) => all + part + dim[n], 0);
-    const dense = whole > DENSE_FRACTION * bars.length;
+    const covered = bars.reduce((sum, cover, n) => sum + cover + dim[n], 0);
+    const dense = covered > DENSE_FRACTION * bars.length;
     return dense || bin === 1 ? { t, dense, bars, waits, dim } : this.#sum(track, t, 1);
   }
 
   // Draws each bin as high as its fraction of time in bars.
   #area(bars, waits, dim, y, height) {
-    const drawBins = (opacity, tall) => {
+    const drawBins = (opacity, heightOf) => {
       bars.forEach((_, n) => {
-        const part = Math.min(1, tall(n)) * height;
-        if (part > 0.1) this.#fill(opacity, n * BIN, y + height - part, BIN, part);
+        const binHeight = Math.min(1, heightOf(n)) * height;
+        if (binHeight > 0.1) this.#fill(opacity, n * BIN, y + height - binHeight, BIN, binHeight);
       });
     };
     drawBins(0.2, (n) => dim[n] + bars[n]);
@@ -100,7 +100,7 @@ export class Strips {
     for (const { t, dense, bars, waits, dim } of this.sums) {
       const track = this.store.tracks[t];
       if (track.mark !== mark) continue;
-      const [y, height] = this.at.line(t);
+      const [y, height] = this.at.row(t);
       c.fillStyle = mark ? style.work[""] : this.renderer.color(track.rank);
       if (dense) this.#area(bars, waits, dim, y, height);
       else this.#strip(bars, dim, y, height);

@@ -1,7 +1,7 @@
 // The timeline in the browser: combines the parts and handles user input.
 // Stand-alone pages pass a model that has only the methods get, on and off.
 
-import { alternative, heading, legend, notices, totals } from "./frame.js";
+import { altText, heading, legend, notices, totals } from "./frame.js";
 import { fit } from "./canvas.js";
 import { applyTheme, styleOf } from "./colors.js";
 import { h, liveRegion, reducedMotion } from "./dom.js";
@@ -19,15 +19,15 @@ const KEYS = "The left and right arrow keys pan, plus and minus zoom, 0 shows th
   "the up and down arrow keys step through operations, Escape clears the selection, " +
   "slash finds operations, and w shows waiting time.";
 
-// Minimum times between updates during a run, because the ranks need the CPU [ms].
-const GROWTH = 250; // of growing open bars
-const TEXT_PERIOD = 500; // of the text around the picture
-const MANY_BARS = 150; // average number per row above which rows are higher and show sums
-const SUMS_HEIGHT = 36; // pixels
+// Updates during a run are limited, because the ranks need the CPU.
+const GROWTH_PERIOD = 250; // time between two updates of growing open bars [ms]
+const TEXT_PERIOD = 500; // minimum time between two updates of the text around the picture [ms]
+const MANY_BARS = 150; // average number of bars per row above which rows have SUMS_HEIGHT
+const SUMS_HEIGHT = 36; // height of rows that may be drawn as sums [px]
 const SUMS = "fraction of time in operations (pale: waiting); zoom in to see each operation";
 const MANY_ARROWS = "a thin arrow may stand for several messages; zoom in to see each message";
-const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // [px]; leaves space for questions
-const MAX_SILENCE = 600_000; // maximum time without events [ms]
+const BARE_SIZES = { height: 240, min_gap: 8, tallest: 240 }; // sizes that leave space for questions [px]
+const MAX_SILENCE = 600_000; // time without updates after which the kernel is presumed dead [ms]
 
 export class Timeline extends Follower {
   // stepped: time stops between two moments of the run; onThemeChange: called with new colors;
@@ -38,7 +38,7 @@ export class Timeline extends Follower {
     Object.assign(this, { stepped, onThemeChange, theme: picture.theme });
     this.dimmedAfter = null;
     this.store = new Data(picture);
-    [this.updates, this.taken] = [picture.updates, performance.now()];
+    [this.updates, this.updatedAt] = [picture.updates, performance.now()];
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
     this.viewport = new Viewport(this, () => this.#all());
     this.#build(el);
@@ -72,7 +72,7 @@ export class Timeline extends Follower {
     parts.notices.replaceChildren(...notices(store.frame));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...totals(store, (rank) => this.color(rank)));
-    this.canvas.setAttribute("aria-label", `${alternative(store)} ${KEYS}`);
+    this.canvas.setAttribute("aria-label", `${altText(store)} ${KEYS}`);
   }
 
   color(rank) {
@@ -105,7 +105,7 @@ export class Timeline extends Follower {
   #now() {
     const { frame } = this.store;
     if (!this.#isRunning() || frame.end === null) return frame.end ?? 0;
-    return frame.end + (reducedMotion() ? 0 : (performance.now() - this.taken) / 1000);
+    return frame.end + (reducedMotion() ? 0 : (performance.now() - this.updatedAt) / 1000);
   }
 
   #isRunning() {
@@ -125,12 +125,12 @@ export class Timeline extends Follower {
   frame() {
     this.#draw();
     clearTimeout(this.growing);
-    if (this.#isGrowing()) this.growing = setTimeout(() => this.scheduleFrame(), GROWTH);
+    if (this.#isGrowing()) this.growing = setTimeout(() => this.scheduleFrame(), GROWTH_PERIOD);
   }
 
   // Open bars grow until the kernel is presumed dead.
   #isGrowing() {
-    return this.#isRunning() && !reducedMotion() && performance.now() - this.taken < MAX_SILENCE;
+    return this.#isRunning() && !reducedMotion() && performance.now() - this.updatedAt < MAX_SILENCE;
   }
 
   #sizes() {
@@ -171,7 +171,7 @@ export class Timeline extends Follower {
 
   #listen() {
     this.gestures = listen(this, this.canvas, {
-      hit: (x, y) => this.layout.hit(x, y, this.renderer.arrows), scale: () => this.layout,
+      hit: (x, y) => this.layout.hit(x, y, this.renderer.arrows), edges: () => this.layout,
       onMove: (...pointer) => { this.pointer = pointer; }, onKey: (e) => this.onKey(e),
     });
     this.on(this.lenses.root, "keydown", (e) => this.#onSearchKey(e));
@@ -181,18 +181,18 @@ export class Timeline extends Follower {
 
   update(picture) {
     this.store.load(picture);
-    [this.updates, this.taken] = [picture.updates, performance.now()];
+    [this.updates, this.updatedAt] = [picture.updates, performance.now()];
     if (!this.style) return;
     const { id } = this.chosen ?? {};
     if (id) this.chosen = this.store.find(id) ?? null; // indices have changed
-    const wait = this.#isRunning() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;
-    if (wait <= 0) this.#updateText();
-    else this.textTimer ??= setTimeout(() => this.#updateText(), wait);
+    const delay = this.#isRunning() ? (this.textUpdated ?? -TEXT_PERIOD) + TEXT_PERIOD - performance.now() : 0;
+    if (delay <= 0) this.#updateText();
+    else this.textTimer ??= setTimeout(() => this.#updateText(), delay);
   }
 
   #updateText() {
     clearTimeout(this.textTimer);
-    if (this.gone) return;
+    if (this.disposed) return;
     [this.textTimer, this.textUpdated] = [null, performance.now()];
     this.renderText();
     this.lenses.refresh();
@@ -220,7 +220,7 @@ export class Timeline extends Follower {
     const before = by > 0 ? -1 : order.length;
     const at = this.chosen?.i === undefined ? before : order.indexOf(this.chosen.i);
     let next = clamp(at + by, 0, order.length - 1);
-    const { highlighted } = this.lenses; // only highlighted operations
+    const { highlighted } = this.lenses; // skip operations that are not highlighted
     if (highlighted) {
       while (order[next] !== undefined && !highlighted.bars.has(order[next])) next += by;
       if (order[next] === undefined) return;

@@ -90,13 +90,13 @@ function totalDuration(bar, others, store) {
 function ofArrow(arrow, store) {
   const bar = arrow.send ?? arrow.recv;
   const at = (time) => (time === null ? null : humanSeconds(time - store.frame.start));
-  const whole = arrow.sent !== null && arrow.received !== null;
+  const delivered = arrow.sent !== null && arrow.received !== null;
   return [
     ["from", store.name(arrow.src)],
     ["to", store.name(arrow.dst)],
     ["tensor", tensor(bar)],
     ["size", humanBytes(arrow.nbytes)],
-    ["took", whole ? humanSeconds(arrow.received - arrow.sent) : null],
+    ["took", delivered ? humanSeconds(arrow.received - arrow.sent) : null],
     ["sent at", at(arrow.sent)],
     ["received at", at(arrow.received)],
     ...details({ ...bar, ...arrow, kind: "message" }, store),
@@ -134,34 +134,34 @@ export function tensor(bar) {
 // -- values: before and after, on one scale --------------------------------------------
 
 function values(before, after) {
-  const most = largest([before, after].flatMap((s) => s?.values ?? []));
+  const maxMagnitude = largest([before, after].flatMap((s) => s?.values ?? []));
   return h("div", { class: "dk-values" },
-    [["before", before], ["after", after]].map(([when, s]) => (s ? valuesAt(when, s, most) : null)));
+    [["before", before], ["after", after]].map(([when, s]) => (s ? valuesAt(when, s, maxMagnitude) : null)));
 }
 
-function valuesAt(when, summary, most) {
-  return [h("span", {}, when), h("div", {}, strip(summary, most),
-    h("div", { class: "dk-numbers" }, inNumbers(summary)), alarm(summary))];
+function valuesAt(when, summary, maxMagnitude) {
+  return [h("span", {}, when), h("div", {}, strip(summary, maxMagnitude),
+    h("div", { class: "dk-numbers" }, asText(summary)), alarm(summary))];
 }
 
-// Values as colors; "most" is the magnitude in full color.
-export function strip(summary, most) {
-  const cells = summary.values.map((v) => h("i", { class: odd(v), style: heat(v, most) }));
+// Values as colors; maxMagnitude is the magnitude that is shown in full color.
+export function strip(summary, maxMagnitude) {
+  const cells = summary.values.map((v) => h("i", { class: nonFiniteClass(v), style: heat(v, maxMagnitude) }));
   return h("div", { class: "dk-strip", "aria-hidden": "true" }, cells);
 }
 
-function inNumbers(s) {
+function asText(s) {
   if (s.size <= MAX_NUMBERS) return `[${s.values.map(figure).join(", ")}]`;
   const count = `${grouped(s.size)} values${s.sampled ? ", sampled" : ""}`;
   return `${figure(s.min)} to ${figure(s.max)} · norm ${figure(s.norm)} · ${count}`;
 }
 
-const odd = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
+const nonFiniteClass = (v) => (Number.isFinite(v) ? null : v === "nan" ? "dk-nan" : "dk-inf");
 
 // Zero has the color of the page; positive and negative values have the same colors as in scenes.
-function heat(v, most) {
-  const part = Math.min(100, (100 * Math.abs(v)) / most).toFixed(1);
-  return Number.isFinite(v) ? `background:color-mix(in srgb, var(--dk-${v < 0 ? "negative" : "positive"}) ${part}%, transparent)` : "";
+function heat(v, maxMagnitude) {
+  const percentage = Math.min(100, (100 * Math.abs(v)) / maxMagnitude).toFixed(1);
+  return Number.isFinite(v) ? `background:color-mix(in srgb, var(--dk-${v < 0 ? "negative" : "positive"}) ${percentage}%, transparent)` : "";
 }
 
 function alarm(summary) {
