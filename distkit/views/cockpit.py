@@ -35,7 +35,7 @@ from distkit.views.timeline.view import Timeline
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import Live, Notifier
 
-#: Maximum length of a source file [characters], and maximum number of remarks shown.
+#: Source files are cut to MAX_SOURCE characters, and at most MAX_REMARKS remarks are shown.
 MAX_SOURCE, MAX_REMARKS = 200_000, 3
 
 #: Kinds of findings that repeat the run's error.
@@ -61,7 +61,7 @@ class Moment(Protocol):
     def choice(self) -> Sequence[int]:
         """The ranks that were resumed to reach this moment.
 
-        It may be empty, as for the first moment and after ``finish()``.
+        There may be none, as for the first moment and after ``finish()``.
         """
 
     @property
@@ -195,8 +195,8 @@ def _current_remarks(run: Steppable, error: str) -> list[Json]:
 def remarks(error: str, findings: Sequence[Finding]) -> list[Json]:
     """Return the run's error and the findings of the diagnosis, without repetitions.
 
-    Findings that repeat the error add their lines to it. The first of them also adds its remedy,
-    unless the error already contains it.
+    If a rank failed, the findings that repeat its error add their lines, and the first of them adds
+    its remedy unless the error already has one. Any other error that a finding repeats is omitted.
     """
     failures = [f for f in findings if f.kind in FAILURES]
     repeated = [f for f in findings if f.kind in FAILURES or f.message in error]
@@ -256,7 +256,7 @@ def _line(s: RankState, events: Sequence[Event], ends: Mapping[int, str]) -> str
 
 # -- the picture and the widget --------------------------------------------------------------------
 
-#: Maximum number of ranks in the static picture, and the left edges of its columns [px].
+#: The static picture shows at most MAX_RANKS ranks. EDGES are the left edges of its columns [px].
 MAX_RANKS, EDGES = 16, (24, 130, 220, 430, 600)
 COLUMNS = ("rank", "state", "call", "line", "waits for")
 #: Minimum time between two updates [s].
@@ -352,7 +352,7 @@ BUTTONS = {
 }
 
 
-class Worker:
+class CommandThread:
     """A thread that calls queued functions in order."""
 
     def __init__(self) -> None:
@@ -391,14 +391,14 @@ class Cockpit(Timeline):
     def __init__(self, source: Steppable) -> None:
         self._source, self._error = source, ""
         # two threads, so that navigation does not wait for running ranks
-        self._step_worker, self._seek_worker = Worker(), Worker()
+        self._step_thread, self._seek_thread = CommandThread(), CommandThread()
         self._notifier = Notifier(self._refresh, PERIOD, GATHER_STEP)
         steps = project(source)
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
         self.on_msg(self._handle_message)
         notify = self._notifier.notify
-        stops = [thread.close for thread in (self._step_worker, self._seek_worker, self._notifier)]
+        stops = [thread.close for thread in (self._step_thread, self._seek_thread, self._notifier)]
         self._unsubscribes = (source.watch(notify), *stops)
 
     # -- to the browser -----------------------------------------------------------
@@ -432,12 +432,12 @@ class Cockpit(Timeline):
         self.send({"received": content.get("id")})
         if content.get("do") == "hello":  # the browser checks the connection
             return
-        worker = (
-            self._seek_worker
+        thread = (
+            self._seek_thread
             if content.get("do") in ("back", "seek", "pause")
-            else self._step_worker
+            else self._step_thread
         )
-        worker.submit(partial(self._execute, content))
+        thread.submit(partial(self._execute, content))
 
     def _execute(self, command: Json) -> None:
         try:

@@ -166,8 +166,8 @@ def to_table(picture: Json) -> str:
 def compute_metrics(columns: Columns) -> Json:
     """Return the metrics of a run: seconds, bytes, counts, and fractions of time from 0 to 1.
 
-    With a parameter server, ``busy`` and ``waiting`` are means over the workers, because a
-    server that waits for requests does not slow down the run, and ``rounds`` is None.
+    With a parameter server, ``rounds`` is None. ``busy``, ``waiting`` and ``most_sent`` then cover
+    only the workers, because a server that is waiting does not slow down the run.
     :mod:`distkit.views.timeline.columns` defines waiting; the final barrier does not count.
     """
     frame = columns.frame
@@ -275,7 +275,8 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
 
 #: Maximum number of traces; the lanes of more traces would be indistinguishable.
 MAX_TRACES = 8
-#: Maximum number of operations and of lanes in the static picture, tried in order.
+#: Limits on the operations and lanes in the static picture. If a picture is too large, the next
+#: limits are tried.
 SIZES = ((MAX_BARS, MAX_LANES), (MAX_BARS // 2, MAX_LANES), (MAX_BARS // 4, MAX_LANES // 3))
 
 
@@ -283,8 +284,8 @@ class Compare(View):
     """Shows two or more traces on one time axis, and their differences.
 
     A table compares the total time, messages, bytes, rounds, communication and waiting of each
-    trace with those of the first. A rank is *waiting* while it only waits for others. The barrier
-    at the end of a run, in which finished ranks wait, does not count.
+    trace with those of the first. A rank is *waiting* while it does nothing but wait for others.
+    The barrier at the end of a run, in which finished ranks wait, does not count.
 
     Hover over an operation to see the matching operation in the other traces and the difference in
     time. The n-th operation with a given rank, name and peer matches the n-th such operation of
@@ -386,7 +387,7 @@ def _named_traces(
         named = _name_by_program(traces)
     if not 2 <= len(named) <= MAX_TRACES:
         raise ValueError(
-            f"Compare needs two to {MAX_TRACES} traces, not {len(named)}. "
+            f"Compare needs 2 to {MAX_TRACES} traces, not {len(named)}. "
             'Use Compare({"ring": run, "tree": other}), or Timeline(run) for a single trace.'
         )
     return named
@@ -453,7 +454,7 @@ def lanes(sides: Sequence[Side]) -> list[Json]:
     return result
 
 
-#: The metrics of more runs are below the lanes, in a table, instead of in columns next to them.
+#: If there are more runs, their metrics are drawn below the lanes instead of next to them.
 MAX_SIDE_RUNS = 3
 #: Sizes of the columns and the table [px].
 COLUMN_WIDTH, TABLE_WIDTH, NAME_WIDTH, ROW_HEIGHT, HEADING_HEIGHT = 112, 912, 156, 29, 26
@@ -474,8 +475,8 @@ def table(data: Json, width: float) -> Scene:
         fits = text_width(run, 13.5) < pitch - 22
         lines = [run] if fits else wrap(run.replace("_", " "), 14)[:2]
         names = [
-            text(cut(words, pitch - 22, 10.5), "strong", x=16, y=y, size=0 if fits else 10.5)
-            for words, y in zip(lines, (12,) if fits else (7, 19), strict=False)
+            text(cut(line, pitch - 22, 10.5), "strong", x=16, y=y, size=0 if fits else 10.5)
+            for line, y in zip(lines, (12,) if fits else (7, 19), strict=False)
         ]
         square = rect(10, 10, "trace", y=3, lane=n)
         scene.add(NAME_WIDTH + n * pitch, 0, square, *names, title(run))

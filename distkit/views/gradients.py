@@ -188,15 +188,21 @@ def _verdicts(
         for name, layer in layers.items()
         if layer.kind
     ]
-    verdicts = [_after(reduced, len(trace.ranks))] if reduced and len(trace.ranks) > 1 else []
-    return verdicts + _against_one([layer for *_, layer in reduced]) + _drift(trace, training)
+    verdicts = (
+        [_reduction_verdict(reduced, len(trace.ranks))] if reduced and len(trace.ranks) > 1 else []
+    )
+    return (
+        verdicts
+        + _reference_verdict([layer for *_, layer in reduced])
+        + _drift_verdict(trace, training)
+    )
 
 
 def _verdict(same: bool, text: str) -> Json:
     return {"word": "same" if same else "different", "expected": True, "text": text}
 
 
-def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
+def _reduction_verdict(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
     kinds = {layer.kind for *_, layer in reduced}
     if kinds == {"own"}:
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
@@ -208,7 +214,7 @@ def _after(reduced: list[tuple[int, str, Layer]], ranks: int) -> Json:
     return _verdict(True, f"after the all-reduce every rank has the same gradient{result}")
 
 
-def _against_one(layers: list[Layer]) -> list[Json]:
+def _reference_verdict(layers: list[Layer]) -> list[Json]:
     compared = [layer for layer in layers if layer.reference]
     difference = max((layer.largest_difference for layer in compared), default=0.0)
     magnitude = max(
@@ -224,13 +230,13 @@ def _against_one(layers: list[Layer]) -> list[Json]:
     return [_verdict(True, f"one process computes {precision}")]
 
 
-def _drift(trace: EventLog, training: Training) -> list[Json]:
+def _drift_verdict(trace: EventLog, training: Training) -> list[Json]:
     complete = {n: w for n, w in sorted(training.weights.items()) if len(w) > 1}
     if not complete:
         return []
     differing = [n for n, w in complete.items() if len({crc for crc, _ in w.values()}) > 1]
     if not differing:
-        all_steps = len(complete) > len(training.steps)  # one more before the first step
+        all_steps = len(complete) > len(training.steps)  # also compared before the first step
         when = "at every step" if all_steps else f"in all {len(complete)} comparisons"
         sampled = any(s.sampled for w in complete.values() for _, s in w.values())
         part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
@@ -292,7 +298,7 @@ def _finite(curves: list[Curve]) -> list[Curve]:
 
 # -- the picture -----------------------------------------------------------------------------------
 
-#: Limits: ranks and layers that are drawn, and values in all steps.
+#: At most MAX_RANKS ranks and MAX_LAYERS layers are drawn, with about MAX_VALUES values in all.
 MAX_RANKS, MAX_LAYERS, MAX_VALUES = 16, 32, 60_000
 #: Sizes [px].
 WIDTH, NAME_WIDTH, TENSOR_HEIGHT = 720, 128, 44
@@ -398,11 +404,11 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
     heads: list[Head] = [(name(trace.info, r), "own gradient", i) for i, r in enumerate(ranks)]
     result, role = RESULTS[kinds.pop() if len(kinds) == 1 else "other"]
     heads.append((result, role.format(n=len(trace.ranks)), None))
-    one = any(layer.reference for layer in layers.values())
-    heads += [("one process", "whole batch", None)] * one
-    signs = ["→", "=" if all(x.equals_reference for x in layers.values()) else "≠"][: 1 + one]
+    compared = any(layer.reference for layer in layers.values())
+    heads += [("one process", "whole batch", None)] * compared
+    signs = ["→", "=" if all(x.equals_reference for x in layers.values()) else "≠"][: 1 + compared]
     table = Table(scene, k, heads, NAME_WIDTH, WIDTH, TENSOR_HEIGHT, histograms=False)
-    for x, sign in zip(table.places[len(ranks) :], signs, strict=True):
+    for x, sign in zip(table.positions[len(ranks) :], signs, strict=True):
         table.add(x, 0, text(sign, "strong", x=-COLUMN_GAP - 5, y=28))
     for layer_name, shape in shapes:
         layer = layers[layer_name]
@@ -411,7 +417,7 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
         if math.isfinite(layer.agreement):
             notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, 44, "hover"))
-        cells = [*_cells(layer, ranks), *[_cell(layer.reference)] * one]
+        cells = [*_cells(layer, ranks), *[_cell(layer.reference)] * compared]
         table.row(clean(layer_name), notes, cells, layer.max_magnitude)
     return table.bottom
 

@@ -24,8 +24,8 @@ from distkit.views.scene.values import (
     unequal,
 )
 
-#: Limits: ranks that are drawn per operation, values in all operations, and operations in the text
-#: table; the static picture shows fewer operations.
+#: At most MAX_RANKS ranks are drawn per operation, and at most MAX_VALUES values in all. The text
+#: table lists at most MAX_STILLS operations; the static picture shows fewer.
 MAX_RANKS, MAX_VALUES, MAX_STILLS = 16, 120_000, 12
 
 #: Collectives after which all ranks should have equal values.
@@ -75,9 +75,11 @@ def operations(trace: EventLog) -> list[list[Span]]:
     A message starts when it is sent, and a collective starts when its first rank enters it. The
     sender precedes the receiver, and the spans of a collective are sorted by rank.
     """
-    tied = trace.grouped_by_match(s for s in trace.spans if s.op not in COMPUTATION)
+    matched = trace.grouped_by_match(s for s in trace.spans if s.op not in COMPUTATION)
     groups = [
-        sorted(g, key=lambda s: (s.op is Op.RECV, s.rank)) for g in tied if any(s.dtype for s in g)
+        sorted(g, key=lambda s: (s.op is Op.RECV, s.rank))
+        for g in matched
+        if any(s.dtype for s in g)
     ]
     return sorted(groups, key=lambda g: min((s.op is Op.RECV, s.start) for s in g))
 
@@ -174,23 +176,25 @@ def _verdict(
     base = available[kinds[0][0]]
     if len(kinds) == 1:
         part = f", comparing {len(base.values)} of {base.size:,} values"
-        words = (
+        sentence = (
             f"the same on all {len(available)} ranks{part if base.size > len(base.values) else ''}"
         )
-        words = words if prefix else f"{names[1]} received the values that {names[0]} sent"
-        return [{"word": "same", "expected": expected, "text": prefix + words}], {}
+        sentence = sentence if prefix else f"{names[1]} received the values that {names[0]} sent"
+        return [{"word": "same", "expected": expected, "text": prefix + sentence}], {}
     differing = {r: unequal(base, s) for r, s in available.items() if key(s) != key(base)}
     difference = max(distance(base, available[rank]) for rank in differing)
-    words = f"{len(kinds)} different tensors"
+    sentence = f"{len(kinds)} different tensors"
     if not prefix:
-        words = "the received values differ from the sent values"
+        sentence = "the received values differ from the sent values"
     elif len(kinds) == 2 and len(differing) < 4:
         ranks = ", ".join(name(trace.info, rank) for rank in differing)
-        words = f"{ranks} differ{'s' if len(differing) == 1 else ''} from the others"
-    words = (
-        f"{prefix}{words}, by up to {number(difference):g}" if difference > 0 else prefix + words
+        sentence = f"{ranks} differ{'s' if len(differing) == 1 else ''} from the others"
+    sentence = (
+        f"{prefix}{sentence}, by up to {number(difference):g}"
+        if difference > 0
+        else prefix + sentence
     )
-    return [{"word": "different", "expected": expected, "text": words}], differing
+    return [{"word": "different", "expected": expected, "text": sentence}], differing
 
 
 # -- the table -------------------------------------------------------------------------
@@ -209,7 +213,7 @@ def _table(
     before = [_cell(s.before, s) for s in drawn]
     after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
     rows = {"before": before, "after": after}
-    if group[0].op in P2P:  # sent and received tensors
+    if group[0].op in P2P:  # a single row, with the sent and the received tensor
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     shown = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
     for i, (when, cells) in enumerate(shown):
@@ -228,9 +232,9 @@ def _role(trace: EventLog, s: Span) -> str:
     return "root" if s.peer == s.rank else ""
 
 
-def _cell(summary: Summary | None, s: Span, off: Sequence[int] = ()) -> Cell:
+def _cell(summary: Summary | None, s: Span, differing: Sequence[int] = ()) -> Cell:
     """Return the cell of a rank's tensor, with frames around values that differ between ranks."""
     if summary is None:
         return Cell(None)
     drawn = plain(summary, s.shape)
-    return Cell(drawn, [("count", [bounds(drawn)]), norm(drawn)], off, wrong=bool(off))
+    return Cell(drawn, [("count", [bounds(drawn)]), norm(drawn)], differing, wrong=bool(differing))

@@ -125,7 +125,7 @@ class Running:
 
 def test_invalid_comparisons_raise() -> None:
     ring = traces.ring()
-    with pytest.raises(ValueError, match=r"two to 8 traces, not 1. Use Compare\("):
+    with pytest.raises(ValueError, match=r"2 to 8 traces, not 1. Use Compare\("):
         dk.Compare({"ring": ring})
     with pytest.raises(ValueError, match="not 0"):
         dk.Compare()

@@ -94,7 +94,7 @@ def finding_card(
 
     Args:
         finding: the finding.
-        sources: the source text of files, by label.
+        sources: the source code of each file, by label.
         brief: whether to leave out the message.
         picture: HTML that is shown next to the finding.
     """

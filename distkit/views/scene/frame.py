@@ -13,8 +13,8 @@ from distkit.trace.calls import op_name
 from distkit.trace.columns import Category
 from distkit.trace.info import RunInfo, Traffic, clock_error, cross_host_traffic, hosts_if_several
 
-#: Maximum number of drawn lanes (a notice states how many are drawn) and of notices about
-#: unrecorded calls.
+#: At most MAX_LANES lanes are drawn; a notice states how many. At most MAX_UNRECORDED kinds of
+#: unrecorded calls are reported.
 MAX_LANES, MAX_UNRECORDED = 256, 3
 
 _INVALID = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -112,7 +112,7 @@ def omissions(*limits: tuple[str, int, int], which: str = "first") -> list[str]:
 
 
 def omission_notices(info: RunInfo, operations: int, drawn: int, ranks: list[int]) -> list[str]:
-    """Return notices about missing events, ranks and operations."""
+    """Return notices about the limitations of a picture, such as missing events or ranks."""
     dropped = sum(info.dropped.values())
     lost = (
         f"{count(dropped, 'event')} dropped: the recorder's buffer was full, "

@@ -80,8 +80,8 @@ def text(
 @cached_drawing
 def letters(content: str, style: str, positions: tuple[float, ...], *, y: float = 0) -> Shape:
     """Return the letters of one line, each centered at its x coordinate."""
-    places = " ".join(f"{x:g}" for x in positions)
-    return _shape("text", style, 0, {"x": places, "y": y, "text-anchor": "middle"}, content)
+    coordinates = " ".join(f"{x:g}" for x in positions)
+    return _shape("text", style, 0, {"x": coordinates, "y": y, "text-anchor": "middle"}, content)
 
 
 @cached_drawing
@@ -282,7 +282,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "verdicts": [],  # word, text, expected; also in keyframes; drawn above the scene
         "stills": [],  # moments of the static picture: keyframe, height
         "list": None,  # name, all, rows [keyframe, groups, key, part, value, ranks, others]
-        "scale": [0.0, 1.0],  # part of the scene's width used by the time axis
+        "scale": [0.0, 1.0],  # edges of the time axis, as fractions of the width
         "unit": "",  # unit of time, such as "round"; "" means seconds
         "before": "before the first operation",  # text before the end of the first keyframe
         "panels": [],  # key moments: keyframe (-1: the start), title, when

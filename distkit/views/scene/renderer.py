@@ -104,7 +104,7 @@ def _join(texts: Sequence[str]) -> str:
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
-    """Return the moments, with headings and verdicts, and the side scene; also the bottom edge."""
+    """Return the moments and the side scene as SVG, and the bottom edge."""
     scene, side, keyframes = picture["scene"], picture["side"], picture["keyframes"]
     moments, heights, n = _static_moments(picture), dict(picture["stills"]), len(picture["panels"])
     columns = 3 if n in (3, 5, 6) and scene["width"] < 640 else min(n, 2) or 1
@@ -263,7 +263,7 @@ def _color(value: str | float, lane: int) -> str | float:
     return _ON_WHITE.get(str(value), value)
 
 
-# -- around the scene -------------------------------------------------------------------
+# -- shared helpers ---------------------------------------------------------------------
 
 
 def keyframe_at(picture: Json, time: float) -> int:

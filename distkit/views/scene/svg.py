@@ -95,7 +95,7 @@ def line(
 
 
 def arrow_head(x1: float, y1: float, x2: float, y2: float, color: str) -> str:
-    """Return the head of an arrow that ends in x2, y2."""
+    """Return the head of an arrow that ends at (x2, y2)."""
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
     size = min(9.0, length)
@@ -123,9 +123,9 @@ def themed(picture: str) -> str:
     return picture.replace("<title>", f"<style>{scheme}</style><title>", 1)
 
 
-def tint(color: str, strength: float) -> str:
+def tint(color: str, opacity: float) -> str:
     """Blend a color with white; the result is opaque."""
-    return mixed(channels(color), (255, 255, 255), strength)
+    return mixed(channels(color), (255, 255, 255), opacity)
 
 
 def readable(color: str) -> str:

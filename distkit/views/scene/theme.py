@@ -119,20 +119,20 @@ def darkened(color: str) -> str:
     if known := _DARK.get(color.lower()):
         return known
     rgb = channels(color)
-    strength = 1 - min(rgb) / 255
-    full = [255 - (255 - c) / strength for c in rgb]
+    opacity = 1 - min(rgb) / 255
+    full = [255 - (255 - c) / opacity for c in rgb]
     brightening = 1.0 if max(full) < 0.45 * 255 else 0.25
     bright = [c + brightening * (ink - c) for c, ink in zip(full, channels(INK_DARK), strict=True)]
-    return mixed(bright, channels(PAPER_DARK), strength)
+    return mixed(bright, channels(PAPER_DARK), opacity)
 
 
-def mixed(color: Sequence[float], background: Sequence[float], strength: float) -> str:
+def mixed(color: Sequence[float], background: Sequence[float], opacity: float) -> str:
     """Blend a color with the background, both given as RGB.
 
     >>> mixed((0, 0, 0), (255, 255, 255), 0.5)
     '#808080'
     """
-    channels = (round(b + strength * (c - b)) for c, b in zip(color, background, strict=True))
+    channels = (round(b + opacity * (c - b)) for c, b in zip(color, background, strict=True))
     return f"#{''.join(f'{c:02x}' for c in channels)}"
 
 

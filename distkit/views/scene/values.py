@@ -122,13 +122,13 @@ def format_values(s: Summary | None) -> str:
 
 # -- marks -----------------------------------------------------------------------------------------
 
-#: Number of shades of a color. A histogram has BINS bins and needs MIN_VALUES values.
+#: A color has SHADES shades. A histogram has BINS bins and needs MIN_VALUES values.
 SHADES, BINS, MIN_VALUES = 8, 17, 8
-#: Sizes of cells [px]. A cell in a single row is at least MIN_ROW high, in several rows MIN_HEIGHT.
+#: Sizes of cells [px]. MIN_ROW applies to a single row, and MIN_HEIGHT to several rows.
 MAX_CELL_WIDTH, MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 40, 18, 4, 26
 #: Font sizes of the numbers in cells [px].
 MIN_SIZE, MAX_SIZE = 9, 11.5
-#: Sizes of columns and texts [px]. Columns of at least MIN_NAMED have labeled numbers.
+#: Sizes of columns and texts [px]. In columns at least MIN_NAMED wide, numbers are labeled.
 MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT, HISTOGRAM_HEIGHT = 330, 70, 12, 13, 20
 
 #: Values of a tensor; non-finite values are strings.
@@ -180,10 +180,10 @@ class Table:
         self.min_values, self.max_height = MIN_VALUES if histograms else math.inf, max_height
         self.scene, self.step, self.heads, self.left = scene, step, heads, left
         pitch = min(MAX_COLUMN_WIDTH, (width - left) / max(1, len(heads)))
-        self.places = [left + i * pitch for i in range(len(heads))]
+        self.positions = [left + i * pitch for i in range(len(heads))]
         self.column_width = pitch - COLUMN_GAP
         self.bottom = 34.0 if any(role for _, role, _ in heads) else 20.0
-        for x, (name, role, lane) in zip(self.places, heads, strict=True):
+        for x, (name, role, lane) in zip(self.positions, heads, strict=True):
             label = fitting([name, name.split()[-1]], self.column_width - 10, 12.5)
             self.add(
                 x,
@@ -230,7 +230,7 @@ class Table:
         if colors and scaled:
             self.add(0, bottoms[0] + 4, *color_scale(max_magnitude, self.left - COLUMN_GAP))
             bottoms = [bottoms[0] + 16]
-        for x, (*_, lane), cell in zip(self.places, self.heads, cells, strict=True):
+        for x, (*_, lane), cell in zip(self.positions, self.heads, cells, strict=True):
             if cell.summary is None:
                 style = "late" if cell.wrong else "small"
                 self.add(x, top + 14, text(cell.missing, style, size=11))
@@ -342,7 +342,7 @@ def heat(
     lines = (
         ", ".join(map(figure, values[i : i + columns])) for i in range(0, len(values), columns)
     )
-    filled = [path(d, style, opacity=part) for (style, part), d in sorted(areas.items())]
+    filled = [path(d, style, opacity=opacity) for (style, opacity), d in sorted(areas.items())]
     background = rect(columns * cell_width, rows * cell_height, "blank")
     return [title("\n".join([caption, *lines])), background, *filled, *shapes], rows * cell_height
 

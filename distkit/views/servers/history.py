@@ -28,7 +28,7 @@ from distkit.views.scene.values import format_values
 
 #: A key on a server.
 ServerKey = tuple[int, str]
-#: Maximum number of nodes that are listed by name, and of workers that are drawn.
+#: At most MAX_NAMES nodes are listed by name, and at most MAX_WORKERS workers are drawn.
 MAX_NAMES, MAX_WORKERS = 3, 10
 
 
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def answered(self) -> float:
-        """When the reply was sent or the request ended, whichever is earlier; infinity if never."""
+        """Time of the reply or the request's end, whichever is earlier [s]; infinity if neither."""
         return min((t for t in (self.reply_sent, self.span.end) if t is not None), default=math.inf)
 
     @property
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def blocked(self) -> bool:
-        """True for a pull that has arrived, and waits for others or has no reply."""
+        """True for a pull that has arrived and either waits for others or has no reply."""
         waits = self.unanswered or bool(self.awaiting)
         return self.span.op is Op.PULL and self.arrived is not None and waits
 
@@ -218,7 +218,7 @@ def _find_versions(history: ServerHistory) -> None:
 
 
 def _fill_inboxes(history: ServerHistory) -> None:
-    """Determine the update that applies each gradient; a worker's are applied in order."""
+    """Determine which update applies each gradient; a worker's gradients are applied in order."""
     accepted = [
         (r.arrived, r)
         for r in history.requests
@@ -318,10 +318,10 @@ def statuses(
             items[s.rank].append((s.start, s.end, Status("works", clean(s.label or "computes"))))
     for node, waits in history.waits.items():
         items[node] += [(a, b, Status("waits", awaited=awaited)) for a, b, awaited in waits]
-    for node, time, until, words in endings(trace):
+    for node, time, until, how in endings(trace):
         # a node that is stopped while it waits is shown as waiting
         items[node].append(
-            (time, until, Status("stopped" if words == "was stopped" else "ended", words))
+            (time, until, Status("stopped" if how == "was stopped" else "ended", how))
         )
     drawn = history.ranks_of("worker")[:MAX_WORKERS]
     return {node: list(_status_intervals(items[node], names)) for node in drawn}
@@ -344,18 +344,18 @@ def _status_intervals(
 
 
 def endings(trace: EventLog) -> list[Ending]:
-    """Return how and when nodes ended, by time.
+    """Return how and when each node ended, in time order.
 
     A node that died and was not replaced ends at its last event.
     """
     last = {e.rank: e.time for e in trace.events}
-    words = {"returned": "has returned", "released": "was stopped"}
+    descriptions = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [
         (
             rank,
             last[rank] if trace.info.died(rank) or end.time is None else end.time,
             None,
-            words.get(end.how, end.how),
+            descriptions.get(end.how, end.how),
         )
         for rank, end in trace.info.ends.items()
         if rank in last

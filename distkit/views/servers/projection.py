@@ -26,14 +26,14 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: Limits: keyframes that are drawn (the last ones of a run), servers that are drawn, and updates
-#: among which the opening moment is chosen.
+#: The last MAX_KEYFRAMES keyframes of a run are drawn, with at most MAX_SERVERS servers. The
+#: opening moment is chosen among at most MAX_OPENINGS updates.
 MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
 
 
 @dataclass(frozen=True)
 class Row:
-    """A key on a server, with its size as text, and its part, such as "1/2", if it is split."""
+    """A key on a server. ``part`` is a text such as "1/2" if the key is split, else ""."""
 
     key: str
     size: str
@@ -73,7 +73,7 @@ class ServerProjection:
     keyframes: list[Keyframe]
     start: float
     rows: dict[ServerKey, Row]
-    status: dict[int, list[StatusInterval]]  # drawn workers' states
+    status: dict[int, list[StatusInterval]]  # statuses of the drawn workers
     notices: list[str]
     notes: list[str]
 
@@ -320,4 +320,4 @@ def _warnings(
         (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
         (f"{count(late, 'gradient')} too late, not counted", late),
     ]
-    return [words for words, shown in texts if shown]
+    return [text for text, shown in texts if shown]

@@ -48,20 +48,20 @@ Point = tuple[float, float]
 #: The shapes of a legend entry, their width [px], and their meaning.
 LegendEntry = tuple[list[Shape], float, str]
 
-#: Layers, from the lowest: the arrows of messages do not cover keys and versions.
+#: Layers, lowest first. Keys and versions cover the arrows of messages.
 LINK, CARD, NOW, FLIGHT, ROW, ARC, WORKER, TOKEN = range(8)
-#: Width of the scene, and of the area to the left of a scheduler [px].
+#: Widths of the scene, and of the area to the left of a scheduler if there is one [px].
 WIDTH, FIELD_WIDTH = 720, 580
-#: Limits: keys per server, workers of an update, and wait bars.
+#: At most MAX_KEYS keys per server, MAX_NAMED workers per update and MAX_BARS wait bars are drawn.
 MAX_KEYS, MAX_NAMED, MAX_BARS = 6, 8, 8
-#: Sizes of servers and keys, gaps between and around servers, and distance to the workers [px].
+#: Sizes [px]. GAP is between servers, MARGIN is around them, and WORKER_DISTANCE is below them.
 HEADING_HEIGHT, KEY_HEIGHT, GAP, MARGIN, WORKER_DISTANCE = 34, 48, 20, 4, 96
-#: Position, distance and height of the wait bars; width of the side panel [px].
+#: Sizes [px]. LEFT and RIGHT are the edges of the wait bars.
 LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
-#: Number of the histogram's last bin, which also counts all higher values of staleness; size of the
-#: histogram, and minimum height of its bars [px].
+#: LAST_BIN also counts gradients with a higher staleness. MIN_BAR is the minimum height of a bar
+#: [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
-#: Spacing between the message paths of neighboring keys, and between a key's pull and its other
+#: Spacing between the message paths of neighboring keys, and between a key's pulls and its other
 #: messages [px].
 KEY_DISTANCE, PULL_DISTANCE = 44, 26
 #: Entries of the legend. The entries for waiting pulls and late gradients are shown only if needed.
@@ -89,15 +89,15 @@ LATE: LegendEntry = ([text("2 late:", "late", y=14)], 42, "2 updates since its p
 class KeyLayout:
     """The geometry of a key: its box, its inbox slots and its waiting pulls.
 
-    ``slot`` and ``slot_width`` are the pitch and width of inbox slots, and ``pulls_x`` is the x
-    position of the first waiting pull. The key's messages move at a distance of ``offset`` from the
+    ``slot_pitch`` and ``slot_width`` describe the inbox slots, and ``pulls_x`` is the x position of
+    the first waiting pull. The key's messages move at a distance of ``offset`` from the
     line between worker and server.
     """
 
     x: float
     y: float
     w: float
-    slot: float
+    slot_pitch: float
     slot_width: float
     pulls_x: float
     offset: float
@@ -271,7 +271,7 @@ class _Renderer:
         if x_size + text_width(row.size, 11.5) < layout.w - 42:
             shapes.append(text(row.size, "size", x=x_size, y=17))
         for n in range(self.quorum):
-            x, w = n * layout.slot, layout.slot_width
+            x, w = n * layout.slot_pitch, layout.slot_width
             shapes.append(rect(w, 17, "slot", x=x, y=26, r=min(4, w / 2)))
             if self.owners and w > 14:  # the rank of the worker, in an empty slot
                 shapes.append(
@@ -287,7 +287,7 @@ class _Renderer:
         It is the worker's own slot or, if workers share slots, the next free slot.
         """
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
-        return layout.x + min(nth, self.quorum - 1) * layout.slot, layout.y + 26
+        return layout.x + min(nth, self.quorum - 1) * layout.slot_pitch, layout.y + 26
 
     def _draw_inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
@@ -309,7 +309,7 @@ class _Renderer:
             elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
                 x, y = self._slot(layout, r)
                 box = _box(layout.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
-                # covers the edge of the empty slot
+                # the box covers the edge of the empty slot
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
 
     def _draw_versions(self, row: Row, versions: list[Version], layout: KeyLayout) -> None:
@@ -348,15 +348,15 @@ class _Renderer:
         yield circle(r, style, lane=lane)
         yield text(str(rank), number, y=r * 0.34, anchor="middle", lane=lane, size=r * 0.95)
         if status.text == "died":
-            near, far = 0.4 * r, 1.1 * r  # next to the number
+            near, far = 0.4 * r, 1.1 * r  # the cross is next to the number
             yield path(f"M{near} {-far}L{far} {-near}M{far} {-far}L{near} {-near}", "cross")
         if self.pitch >= 66:
             size = 0 if r > 20 else 11.0
             yield text(cut(name, self.pitch, 12), "name", y=r + 17, anchor="middle", size=size)
-            words, style = status.text, "strong" if waits else "words"
-            if text_width(words, size or 13) > self.pitch:
-                words = cut(words.replace("worker ", ""), self.pitch, 11)
-            yield text(words, style, y=r + 33, anchor="middle", size=size)
+            activity, style = status.text, "strong" if waits else "words"
+            if text_width(activity, size or 13) > self.pitch:
+                activity = cut(activity.replace("worker ", ""), self.pitch, 11)
+            yield text(activity, style, y=r + 33, anchor="middle", size=size)
 
     # -- messages in flight ------------------------------------------------------------------
 
@@ -388,9 +388,9 @@ class _Renderer:
         """Return the token of a message: a gradient with its version, weights, or a request."""
         version = keyframe.subject.version
         if keyframe.kind == "push":
-            words = f"∇v{version}"
-            w = 8 * len(words) + 10
-            return _box(w, 18, words, lane, x=-w / 2, y=-9)
+            label = f"∇v{version}"
+            w = 8 * len(label) + 10
+            return _box(w, 18, label, lane, x=-w / 2, y=-9)
         if keyframe.kind in ("weights", "init"):
             return _pill(version, "pill", "version")
         return (circle(6, "ring", lane=lane),)
@@ -400,7 +400,7 @@ class _Renderer:
         update, w, (x, y) = keyframe.subject, layout.slot_width, layout.pill
         for n, worker in enumerate(list(update.late)[: self.quorum]):
             self.scene.add(
-                layout.x + n * layout.slot,
+                layout.x + n * layout.slot_pitch,
                 layout.y + 26,
                 rect(w, 17, "merging", r=4, lane=self._lane(worker)),
                 begin=update.begin,
@@ -439,7 +439,7 @@ class _Renderer:
                 0,
                 self.bars + BAR_PITCH * i,
                 text(run.names[w], "small", x=LEFT - 8, y=11, anchor="end"),
-                # the color of its waits
+                # the color of the worker's bar
                 rect(8, BAR_HEIGHT, "own", x=RIGHT + 8, y=2, lane=self._lane(w)),
                 text(f"waits {100 * waited / (RIGHT - LEFT):.0f}%", "small", x=RIGHT + 20, y=11),
                 title(f"{run.names[w]}: waits for others (solid), computes (faint)"),
@@ -469,14 +469,14 @@ class _Renderer:
     def _draw_staleness(self) -> None:
         """Draw a histogram of the staleness: pale for the whole run, solid up to each time."""
         applied = sorted((u.begin, n) for u in self.run.history.updates for n in u.late.values())
-        whole, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
-        pitch, most = min(40.0, HISTOGRAM_WIDTH / len(whole)), max(1, *whole)
-        heights = [max(MIN_BAR * bool(n), HISTOGRAM_HEIGHT * n / most) for n in whole]
+        final, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
+        pitch, most = min(40.0, HISTOGRAM_WIDTH / len(final)), max(1, *final)
+        heights = [max(MIN_BAR * bool(n), HISTOGRAM_HEIGHT * n / most) for n in final]
         side.add(0, 66, text("gradients by staleness · pale: later", "small"))
-        side.add(0, floor, path(f"M0 0H{pitch * len(whole):.1f}", "axis"))
+        side.add(0, floor, path(f"M0 0H{pitch * len(final):.1f}", "axis"))
         side.add(0, floor + 30, text("updates between a worker's pull", "small"))
         side.add(0, floor + 43, text("and the use of its gradient", "small"))
-        for i, (n, height) in enumerate(zip(whole, heights, strict=True)):
+        for i, (n, height) in enumerate(zip(final, heights, strict=True)):
             side.add(
                 i * pitch,
                 floor,
@@ -489,7 +489,7 @@ class _Renderer:
         totals = accumulate((Counter({min(n, LAST_BIN): 1}) for _, n in applied), initial=Counter())
         for (begin, end, _), counts in zip(steps(t for t, _ in applied), totals, strict=True):
             for i, n in counts.items():
-                height = heights[i] * n / whole[i]
+                height = heights[i] * n / final[i]
                 bar = rect(pitch - 2, height, "bad" if i else "gray", x=1, y=-height, r=1)
                 side.add(i * pitch, floor, bar, begin=begin, end=end)
 
@@ -521,13 +521,13 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
 
 @cached_drawing
 def _box(
-    w: float, h: float, words: str, lane: int, *, x: float = 0, y: float = 0
+    w: float, h: float, label: str, lane: int, *, x: float = 0, y: float = 0
 ) -> tuple[Shape, ...]:
     """Return the box of a gradient, with its label if it fits."""
     box = rect(w, h, "own", x=x, y=y, r=min(4, w / 2), lane=lane)
-    if w < 5 + 6 * len(words):
+    if w < 5 + 6 * len(label):
         return (box,)
-    return box, text(words, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
+    return box, text(label, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
 
 
 @cached_drawing

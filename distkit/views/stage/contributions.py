@@ -23,7 +23,8 @@ from distkit.trace.log import EventLog, grouped
 
 Key = tuple[int, int]
 Values = tuple[float, ...]
-#: Maximum number of ranks to trace, and of tensors to remember per rank.
+#: Contributions are traced for at most MAX_RANKS ranks, and the last MAX_TENSORS tensors of each
+#: rank are remembered.
 MAX_RANKS, MAX_TENSORS = 64, 16
 
 
@@ -134,7 +135,7 @@ def _pop_round(
 def _fits_ring(all_reduce: AllReduce) -> bool:
     """Return whether these transfers may belong to a ring all-reduce."""
     last: dict[Key, Transfer] = {}  # by receiver and chunk
-    # whether the values were forwarded unchanged, by reduce
+    # whether the values of reduced (True) and other messages were forwarded unchanged
     unchanged: dict[bool, list[bool]] = {True: [], False: []}
     for t in (t for round_ in all_reduce.rounds for t in round_):
         m, received = t.message, last.get((t.message.src, t.chunk))
@@ -178,7 +179,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The piece that a message carries: ``count`` of ``total`` chunks from ``at``, if known.
+    """The piece that a message carries: ``count`` of ``total`` chunks, starting at ``at`` if known.
 
     ``all_reduce`` and ``round`` are the indices of its all-reduce and round.
     """
@@ -319,7 +320,7 @@ class _Tracer:
         self.result.changes.append(Change(time, s.rank, (s.rank, s.seq), after, pieces))
 
     def _collective(self, members: list[Span]) -> None:
-        """Apply the semantics of a collective; a tensor with known values keeps its pieces."""
+        """Apply the semantics of a collective; a known tensor keeps its contributions."""
         if members[0].op in (Op.BARRIER, Op.NEW_GROUP) or len({s.op for s in members}) > 1:
             return
         members = sorted(members, key=lambda s: s.rank)

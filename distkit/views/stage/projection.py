@@ -31,8 +31,8 @@ from distkit.views.stage.contributions import (
 
 Pair = tuple[int, int]
 Point = tuple[float, float]
-#: Limits: calls in the drawn keyframes, drawn ranks (a note states how many are drawn), and panels.
-MAX_CALLS, MAX_PLACES, MAX_PANELS = 8_000, 256, 6
+#: At most MAX_CALLS calls, MAX_DRAWN_RANKS ranks and MAX_PANELS panels are drawn.
+MAX_CALLS, MAX_DRAWN_RANKS, MAX_PANELS = 8_000, 256, 6
 #: Duration of a message as a fraction of a round; it arrives at the end of the round.
 FLIGHT_TIME = 0.85
 NOTHING = Payload()
@@ -95,7 +95,7 @@ class Stage:
 
     names: dict[int, str]
     hosts: dict[int, str]
-    places: dict[int, Point]
+    positions: dict[int, Point]
     sent: set[Pair]
     rounds: list[list[Keyframe]]
     changes: list[tuple[float, Change]]
@@ -113,12 +113,12 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
     >>> project(EventLog()).rounds
     []
     """
-    info, ranks = trace.info, trace.ranks[:MAX_PLACES]
+    info, ranks = trace.info, trace.ranks[:MAX_DRAWN_RANKS]
     sent = {(m.src, m.dst) for m in trace.messages if m.sent is not None and m.src != m.dst}
     hosts = {rank: clean(host) for rank, host in hosts_if_several(info).items() if rank in ranks}
-    contributions, places = trace_contributions(trace), arrange(ranks, hosts)
+    contributions, positions = trace_contributions(trace), arrange(ranks, hosts)
     numbered = _number([*_messages(trace, contributions), *_collectives(trace)], contributions)
-    calls = accumulate(min(len(keyframe.calls), MAX_PLACES) for keyframe in numbered)
+    calls = accumulate(min(len(keyframe.calls), MAX_DRAWN_RANKS) for keyframe in numbered)
     keyframes = [keyframe for keyframe, n in zip(numbered, calls, strict=True) if n <= max_calls]
     names, rounds = {rank: name(info, rank) for rank in ranks}, _rounds(keyframes)
     waiting = "waiting for the first operation" if live else NO_MESSAGES
@@ -141,8 +141,8 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
         "keyframes": [_round_as_keyframe(members, names) for members in rounds],
     }
     changes = _changes(contributions, keyframes)
-    drawn = {pair for pair in sent if places.keys() >= set(pair)}
-    return Stage(names, hosts, places, drawn, rounds, changes, frame)
+    drawn = {pair for pair in sent if positions.keys() >= set(pair)}
+    return Stage(names, hosts, positions, drawn, rounds, changes, frame)
 
 
 # -- positions ------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _number(keyframes: list[Keyframe], contributions: Contributions) -> list[Key
     have the rounds of its schedule.
     """
     first_rounds: dict[int, int] = {}  # first round of each all-reduce
-    latest: dict[int, int] = defaultdict(lambda: -1)  # round of each rank
+    latest: dict[int, int] = defaultdict(lambda: -1)  # latest round of each rank
     numbers: dict[int, int] = {}
     begins = [(keyframe.begin, True, i) for i, keyframe in enumerate(keyframes)]
     ends = [(b.end, False, i) for i, b in enumerate(keyframes) if b.end not in (None, b.begin)]
@@ -283,7 +283,7 @@ def _changes(contributions: Contributions, keyframes: list[Keyframe]) -> list[tu
 
 
 def _begin(number: int) -> float:
-    """Return when a round's senders change their tensors, in rounds; 0 for the first round."""
+    """Return the time at which a round's senders change their tensors [rounds]; 0 in round 0."""
     return number + 1 - FLIGHT_TIME if number else 0.0
 
 
@@ -317,7 +317,7 @@ def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
         (f"{count(stuck, 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
     ]
-    return [words for words, shown in warnings if shown]
+    return [text for text, shown in warnings if shown]
 
 
 def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
@@ -344,7 +344,7 @@ def details_of(keyframe: Keyframe) -> list[str]:
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
         (missing if keyframe.meeting_time is None else "not finished", keyframe.end is None),
     ]
-    return [words for words, shown in texts if shown]
+    return [text for text, shown in texts if shown]
 
 
 # -- rounds ----------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def _panels(
 
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
-    """Return texts about the common properties of several keyframes."""
+    """Return descriptions of the common properties of several keyframes."""
     messages, sizes = sum(b.meeting_time is None for b in keyframes), {b.nbytes for b in keyframes}
     effects, (size, *others) = {b.payload.reduce for b in keyframes}, sizes
     texts = [
@@ -406,4 +406,4 @@ def _common(keyframes: Sequence[Keyframe]) -> list[str]:
         ("the chunks are added", effects == {True}),
         ("the chunks replace the previous ones", effects == {False}),
     ]
-    return [words for words, shown in texts if shown]
+    return [text for text, shown in texts if shown]

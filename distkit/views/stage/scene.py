@@ -1,6 +1,6 @@
 """Draws the stage: a card per rank with the chunks of its tensor, and moving messages.
 
-projection.py positions the ranks and converts a run to rounds of keyframes, and contributions.py
+projection.py positions the ranks and converts a run into rounds of keyframes, and contributions.py
 traces the contributions of ranks.
 """
 
@@ -33,12 +33,13 @@ from distkit.views.stage.projection import MAX_CALLS, Keyframe, Point, Stage, pr
 
 #: Layers, lowest first.
 LINK, FLIGHT, CELL, CHUNK, DOT, TOKEN, BADGE = range(7)
-#: If there are more, arrows are not held at the end of a round, and links show no direction.
+#: At most MAX_ARROWS arrows are held at the end of a round. At most MAX_DIRECTED links show their
+#: directions; if there are more, none does.
 MAX_ARROWS, MAX_DIRECTED = 64, 24
 #: Strips are drawn for at most MAX_STRIPS ranks, and rank numbers for at most MAX_NUMBERS ranks.
 MAX_STRIPS, MAX_NUMBERS = 12, 40
-#: Gaps between cards, margin and maximum width of the field, and gap between a badge and its strip
-#: [px].
+#: Sizes [px]. BADGE_GAP is between a badge and its strip, and MAX_WIDTH is the maximum width of the
+#: field.
 CARD_GAP, MIN_CARD_GAP, ROW_GAP, FIELD_MARGIN, BADGE_GAP, MAX_WIDTH = 62, 30, 46, 14, 6, 860
 #: Sizes of strips, of their chunks, and of host names [px]. The height of a strip is approximate.
 CHUNK_WIDTH, MIN_STRIP_WIDTH, MAX_STRIP_WIDTH, STRIP_HEIGHT, NAME_HEIGHT = 36, 72, 180, 50, 16
@@ -68,28 +69,28 @@ class Field:
     """
 
     def __init__(self, stage: Stage) -> None:
-        n, names = len(stage.places), stage.names.items()
-        most = max((len(change.pieces) for _, change in stage.changes), default=0)
+        n, names = len(stage.positions), stage.names.items()
+        max_pieces = max((len(change.pieces) for _, change in stage.changes), default=0)
         self.strip = (0.0, 0.0)
         self.radius = 22 if n <= 8 else 12 if n <= MAX_NUMBERS else 4
-        if most and n <= MAX_STRIPS:
+        if max_pieces and n <= MAX_STRIPS:
             layer = max(2, round(STRIP_HEIGHT / n))  # a whole number of pixels per rank
             self.strip = (
-                float(min(max(MIN_STRIP_WIDTH, CHUNK_WIDTH * most), MAX_STRIP_WIDTH)),
+                float(min(max(MIN_STRIP_WIDTH, CHUNK_WIDTH * max_pieces), MAX_STRIP_WIDTH)),
                 float(n * layer),
             )
             self.radius = 15
         #: Space above the cards for the names of ranks and of hosts.
         self.rank_gap = 15 if any(name != f"rank {rank}" for rank, name in names) else 0
         self.host_gap = NAME_HEIGHT if stage.hosts else 0
-        x_spread, y_spread = self._spread([*stage.places.values()])
+        x_spread, y_spread = self._spread([*stage.positions.values()])
         w, h = self.card
         self.width = x_spread + w + 2 * FIELD_MARGIN
         self.height = y_spread + h + 2 * FIELD_MARGIN + self.rank_gap + self.host_gap
         left, top = FIELD_MARGIN + w / 2, FIELD_MARGIN + h / 2 + self.rank_gap + self.host_gap
         self.centers: dict[int, Point] = {
             rank: (round(left + x * x_spread), round(top + y * y_spread))
-            for rank, (x, y) in stage.places.items()
+            for rank, (x, y) in stage.positions.items()
         }
         self._host_of = stage.hosts
 
@@ -143,9 +144,9 @@ class Field:
         points = [self.centers[rank] for rank in members if rank in self.centers] or [(0.0, 0.0)]
         return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
-    def _spread(self, places: Sequence[Point]) -> tuple[float, float]:
-        """Return the distances between the outermost cards; shorten the strips if cards overlap."""
-        n, (w, h), levels = len(places), self.card, len({y for _, y in places})
+    def _spread(self, positions: Sequence[Point]) -> tuple[float, float]:
+        """Return the distances between the outermost cards; shorten strips if cards overlap."""
+        n, (w, h), levels = len(positions), self.card, len({y for _, y in positions})
         circle = n > 2 and not self.host_gap
         height = max(levels - 1, 0) * (h + ROW_GAP + self.rank_gap)
         if circle:
@@ -154,8 +155,8 @@ class Field:
             return 700, 400
         distances = [
             abs(x1 - x2)
-            for i, (x1, y1) in enumerate(places)
-            for x2, y2 in places[:i]
+            for i, (x1, y1) in enumerate(positions)
+            for x2, y2 in positions[:i]
             if abs(y1 - y2) * height < h + 12 + self.rank_gap
         ]
         min_distance = min(distances, default=1.0) or 1.0
@@ -180,7 +181,7 @@ class _Renderer:
         self.strips = self.field.strip[0] > 0
         self.lanes = {rank: i for i, rank in enumerate(stage.names)}
         self.scene = Scene(self.field.width, self.field.height)
-        self.cut: dict[int, int] = {}  # number of pieces of each rank's tensor
+        self.piece_counts: dict[int, int] = {}  # number of pieces of each rank's tensor
         self._draw_hosts()
         self._draw_links()
         self._draw_badges()
@@ -223,8 +224,8 @@ class _Renderer:
                 )
                 self.scene.add(x, y, number, layer=BADGE)
             if name != f"rank {rank}" and len(self.lanes) <= MAX_STRIPS:
-                words = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
-                self.scene.add(*self.field.centers[rank], words, layer=BADGE)
+                caption = text(name, "caption", y=-self.field.card[1] / 2 - 6, anchor="middle")
+                self.scene.add(*self.field.centers[rank], caption, layer=BADGE)
 
     # -- tensors of ranks -----------------------------------------------------------------
 
@@ -241,8 +242,9 @@ class _Renderer:
             spans = [*zip(begins, contents[1:], [*begins[1:], None], strict=False)]
             for n, group in groupby(spans, key=lambda span: len(span[1])):
                 self._draw_strip(rank, n, [*group])
-            self.cut[rank] = len(contents[-1])
-            x, y, w = self.field.cell(rank, 0, 1)  # until the first change
+            self.piece_counts[rank] = len(contents[-1])
+            # an empty strip is shown until the first change
+            x, y, w = self.field.cell(rank, 0, 1)
             empty = rect(w - 1, self.field.strip[1] - 1, "slot", x=0.5, y=0.5, r=2)
             self.scene.add(x, y, empty, end=spans[0][0] if spans else None, layer=CELL)
 
@@ -264,9 +266,9 @@ class _Renderer:
         cuts = path("".join(f"M{i * w:.1f} 0v{height:g}" for i in range(1, n)), "cut")
         self.scene.add(x, y, cuts, **interval)
         if n <= 10 and w > 16:
-            places = tuple(round((i + 0.5) * w, 1) for i in range(n))
+            centers = tuple(round((i + 0.5) * w, 1) for i in range(n))
             digits = "".join(map(str, range(n)))
-            self.scene.add(x, y, letters(digits, "chunk", places, y=height / 2 + 4.5), **interval)
+            self.scene.add(x, y, letters(digits, "chunk", centers, y=height / 2 + 4.5), **interval)
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
@@ -278,7 +280,7 @@ class _Renderer:
 
     def _draw_keyframe(self, i: int, keyframe: Keyframe, holds: bool) -> None:
         if keyframe.meeting_time is not None:
-            self._draw_meeting(i, keyframe, keyframe.meeting_time)
+            self._draw_collective(i, keyframe, keyframe.meeting_time)
         elif self.lanes.keys() >= {*keyframe.senders, *keyframe.receivers}:
             self._draw_message(i, keyframe, holds)
 
@@ -294,7 +296,7 @@ class _Renderer:
         if lost or not holds:
             return
         self.scene.hold_frame(i, 0, 0, *arrow(a, b, "past", "own", lane=lane), layer=FLIGHT)
-        if self.strips and payload.at is not None and self.cut.get(dst) == payload.total:
+        if self.strips and payload.at is not None and self.piece_counts.get(dst) == payload.total:
             x, y, w = self.field.cell(dst, payload.at, payload.total)
             outline = rect(
                 payload.count * w + 2, self.field.strip[1] + 3, "fresh", x=-1, y=-1.5, r=3
@@ -322,14 +324,14 @@ class _Renderer:
     def _end_point(self, keyframe: Keyframe, rank: int, edge: Point) -> Point:
         """Return the end point of a piece: its position in a rank's tensor, or the card's edge."""
         payload = keyframe.payload
-        if payload.at is None or self.cut.get(rank) != payload.total:
+        if payload.at is None or self.piece_counts.get(rank) != payload.total:
             return edge
         x, y, w = self.field.cell(rank, payload.at, payload.total)
         return x + payload.count * w / 2, y + self.field.strip[1] / 2
 
     # -- collectives ------------------------------------------------------------------------
 
-    def _draw_meeting(self, i: int, keyframe: Keyframe, meeting_time: float) -> None:
+    def _draw_collective(self, i: int, keyframe: Keyframe, meeting_time: float) -> None:
         """Move a dot from each sender to the hub, and from the hub to each receiver."""
         hub, middle, begin = self.field.hub(keyframe.senders), circle(5, "hub"), keyframe.begin
         self.scene.add(*hub, middle, begin=begin, end=keyframe.end, layer=DOT)

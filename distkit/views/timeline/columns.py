@@ -7,9 +7,9 @@ columns are recomputed with each update.
 
 A rank *waits* in an operation until the last rank that the operation needs has arrived. The wait
 begins at the rank's last activity (the start of a call or the end of marked computation) or, if
-that is later, at the recorded start of the wait. Ranks that have finished do not wait, so the time
-until the last member arrives at a final barrier counts neither as waiting nor as communication.
-After a final barrier, its members only pull or enter further barriers.
+that is later, at the recorded start of the wait. After a *final* barrier, its members only pull or
+enter further barriers. The time until its last member arrives counts neither as waiting nor as
+communication, because the other members have finished their work.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ class Columns:
             "collectives": int((sizes >= 0).sum()),
             "collective_bytes": int(sizes[sizes >= 0].sum()),
         }
-        stuck = np.flatnonzero(~ops.ended).tolist()
-        opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in stuck]
-        info, seen = self.info, np.unique(ops.rank).tolist()
-        ranks = sorted({*range(info.world_size), *info.ranks, *seen})
+        unended = np.flatnonzero(~ops.ended).tolist()
+        opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in unended]
+        info, recorded = self.info, np.unique(ops.rank).tolist()
+        ranks = sorted({*range(info.world_size), *info.ranks, *recorded})
         notices = omission_notices(info, len(ops), int(self.drawn.sum()), ranks)
         if not self._live:
             notices = [*unfinished(opened, info), *notices]
@@ -230,7 +230,7 @@ class Columns:
     def communication(self, rank: int) -> tuple[Floats, Floats]:
         """Return the start and end times of a rank's communication.
 
-        Open calls end when the rank died or the picture ends. An asynchronous call during which the
+        Open calls end when the rank dies or the picture ends. An asynchronous call during which the
         rank begins marked computation counts only from the end of the last such computation.
         """
         ops, part, waited = self.ops, self.of_rank(rank), self.waits.waited
@@ -325,7 +325,7 @@ def length(starts: Floats, ends: Floats) -> float:
 def category_of(category: Category) -> Json:
     """Return the shared properties of operations as plain data; do not modify the result."""
     label = "buffer used before wait()" if category.op is Op.TOUCH else label_of(category)
-    if category.op in STORES:  # show the call's arguments as in the program
+    if category.op in STORES:  # the label of a store operation is its list of arguments
         label = call(category).removesuffix(")").partition("(")[2]
     return compact(
         kind=kind_of(category.op),
@@ -375,7 +375,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def compact(**fields: Any) -> Json:
-    """Drop empty fields, but keep the time of an event that has not happened as None."""
+    """Drop empty fields, except for ``end``, ``sent`` and ``received``, which may be None."""
     nullable = ("end", "sent", "received")
     return {k: v for k, v in fields.items() if k in nullable or v not in (None, "", [])}
 
@@ -422,11 +422,11 @@ def _lanes(rank: Ints) -> list[tuple[int, slice]]:
 
 
 def _last_active(ops: Operations, final: Floats) -> Floats:
-    """Return the time of the rank's last activity outside each operation, or else of its call."""
+    """Return each operation's start or, if later, its rank's last activity during the operation."""
     marked = ops.mark & ops.ended
     rank = np.concatenate([ops.rank, ops.rank[marked]])
     time = np.concatenate([ops.start, ops.end[marked]])
-    # whether the rank computes from then on
+    # whether the rank is computing from then on
     computes = np.append(ops.mark, np.zeros(int(marked.sum()), bool))
     order = np.lexsort((time, rank))
     rank, time, computes = rank[order], time[order], computes[order]
@@ -442,13 +442,13 @@ def _last_active(ops: Operations, final: Floats) -> Floats:
 def _arrival(ops: Operations, pairs: Pairs) -> Floats:
     """Return the time at which the last rank that each operation needs arrives.
 
-    The result is infinity for a receive whose message was never sent, and -infinity for an
-    operation that needs no other rank.
+    The result is infinity for a receive whose message was never sent, and -infinity for a send
+    without a receive or an operation that needs no other rank.
     """
     arrival = np.full(len(ops), -np.inf)
-    tied = pairs.collective >= 0
+    joint = pairs.collective >= 0
     last = np.full(pairs.collective_count, -np.inf)
-    np.maximum.at(last, pairs.collective[tied], ops.start[tied])
+    np.maximum.at(last, pairs.collective[joint], ops.start[joint])
     # a pull waits for its reply, a registration for all nodes
     sends, receives = ops.is_any_of([Op.SEND]), ops.is_any_of([Op.RECV, Op.PULL, Op.REGISTER])
     received = (pairs.recv >= 0) & receives[pairs.recv]
@@ -457,7 +457,7 @@ def _arrival(ops: Operations, pairs: Pairs) -> Floats:
     )
     rendezvous = (pairs.send >= 0) & (pairs.recv >= 0) & sends[pairs.send]
     arrival[pairs.send[rendezvous]] = ops.start[pairs.recv[rendezvous]]
-    arrival[tied] = last[pairs.collective[tied]]
+    arrival[joint] = last[pairs.collective[joint]]
     return arrival
 
 
@@ -527,8 +527,9 @@ def _values(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return five integers per tensor, and the values of all tensors.
 
-    The integers are the bar, 0 (before) or 1 (after), the size, whether it is sampled, and the
-    number of values. Norm, minimum and maximum precede a tensor's values.
+    The integers are the index of the bar, 0 for a tensor before the operation or 1 for one after
+    it, the tensor's size, 1 if it was sampled, and the number of values. The values of each tensor
+    follow its norm, minimum and maximum.
     """
     heads: list[tuple[int, ...]] = []
     bodies: list[tuple[float, ...]] = []

@@ -26,7 +26,7 @@ from distkit.views.scene.theme import (
 )
 from distkit.views.scene.values import fitting
 
-#: Maximum number of operations and of ranks that are drawn; a notice states how many are.
+#: At most MAX_BARS operations and MAX_LANES ranks are drawn; a notice states how many.
 MAX_BARS, MAX_LANES = 200, 48
 #: Sizes [px]. RIGHT is the right edge of the lanes, HEAD is the length of an arrowhead, and bars of
 #: at least MIN_LABELED have a label.
@@ -46,8 +46,8 @@ LEGEND = {
     "W": "gradient of weights",
     "": "computation",
 }
-#: The strength of a bar's color by style; a bar of full strength has no outline.
-STRENGTHS = {
+#: The opacity of a bar by style; an opaque bar has no outline.
+OPACITIES = {
     "send": 1.0,
     "collective": 1.0,
     "mark": 1.0,
@@ -88,7 +88,7 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
         picture: a picture with bars and arrows as objects, such as that of ``Columns.picture``.
         limit: maximum number of operations; a notice states how many are drawn.
     """
-    renderer = _Renderer(_part(picture, limit))
+    renderer = _Renderer(_limited(picture, limit))
     return "".join(renderer.render()), renderer.height
 
 
@@ -104,7 +104,7 @@ def totals(picture: Json) -> list[str]:
     return [*sums, human_seconds(picture["end"] - picture["start"])]
 
 
-def _part(picture: Json, limit: int) -> Json:
+def _limited(picture: Json, limit: int) -> Json:
     """Return the picture limited to the first operations and ranks."""
     lanes = picture["lanes"][:MAX_LANES]
     ranks = {lane["rank"] for lane in lanes}
@@ -160,10 +160,10 @@ class _Renderer:
         self.left = min(62 + max([22.0, *widths]), 230)
         start = picture["start"] or 0.0
         span = max((picture["cut"] or 0.0) - start, 1e-6)
-        stuck = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
-        self.view = start - 0.012 * span, start + span * (1.12 if stuck else 1.02)
+        has_open = any(bar["end"] is None and bar["kind"] != "mark" for bar in picture["bars"])
+        self.view = start - 0.012 * span, start + span * (1.12 if has_open else 1.02)
         self.boxes = {bar["id"]: self._box(bar) for bar in picture["bars"]}
-        #: Labels that fit, in full or shortened, into at least one of their marks.
+        #: Labels that fit into at least one of their marks, in full or shortened.
         self.fitting_labels = {
             bar["label"]
             for bar in picture["bars"]
@@ -216,7 +216,7 @@ class _Renderer:
         yield from self._bands()
         yield from (box for box, _ in drawn)
         yield from (shaft for shaft, _ in arrows)
-        yield from (label for _, label in drawn)  # legible above the arrows
+        yield from (label for _, label in drawn)  # keeps labels legible above the arrows
         yield from (head for _, head in arrows)
         yield from self._deaths()
 
@@ -297,10 +297,10 @@ class _Renderer:
         elif style == "mark":
             color = WORK_LIGHT[_kind(bar)]
         label, follows = ("", False) if bar["id"] in self.unnamed else self._label(bar)
-        strength = 0 if follows else STRENGTHS[style]
-        ink = svg.readable(color) if strength == 1 else (WARNING_LIGHT if style == "open" else INK)
+        opacity = 0 if follows else OPACITIES[style]
+        ink = svg.readable(color) if opacity == 1 else (WARNING_LIGHT if style == "open" else INK)
         halo = (
-            f'font-size="11.5" stroke="{svg.tint(color, strength)}" stroke-width="3" '
+            f'font-size="11.5" stroke="{svg.tint(color, opacity)}" stroke-width="3" '
             'paint-order="stroke" stroke-linejoin="round"'
         )
         start = x + width + 4 if follows else x + min(5, width / 6)
@@ -444,7 +444,7 @@ def _style(bar: Json) -> str:
 
 def _fill(style: str, color: str) -> tuple[str, str]:
     """Return the fill and stroke attributes of a bar."""
-    strength = STRENGTHS[style]
+    opacity = OPACITIES[style]
     dash = ' stroke-dasharray="5 3"' if style in ("open", "paused") else ""
     stroke = f'stroke="{color}" stroke-width="{1 if style == "recv" else 1.4}"{dash}'
-    return f'fill="{svg.tint(color, strength)}"', "" if strength == 1 else stroke
+    return f'fill="{svg.tint(color, opacity)}"', "" if opacity == 1 else stroke

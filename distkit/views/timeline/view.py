@@ -12,8 +12,8 @@ from distkit.views.timeline.static import MAX_BARS, to_svg, totals
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
-#: During a run: maximum number of drawn operations, and number of operations above which no tensor
-#: values are sent.
+#: During a run, at most MAX_LIVE operations are drawn, and tensor values are sent only if there are
+#: at most MAX_LIVE_WITH_VALUES operations.
 MAX_LIVE, MAX_LIVE_WITH_VALUES = 20_000, 400
 
 

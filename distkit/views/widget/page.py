@@ -25,9 +25,10 @@ from distkit.views.tensors import draw as tensors
 from distkit.views.timeline.columns import Columns, packed
 from distkit.views.widget.assets import css, page_script, with_theme
 
-#: Maximum number of operations in a timeline, and of events in a run that has other tabs.
+#: A timeline has at most MAX_OPERATIONS operations. A run with more than MAX_EVENTS events has only
+#: a timeline.
 MAX_OPERATIONS, MAX_EVENTS = 40_000, 200_000
-#: Maximum number of calls in a run's stage, and of tensor values in its tensors view.
+#: A stage has at most MAX_CALLS calls, and a Tensors view has at most MAX_VALUES values.
 MAX_CALLS, MAX_VALUES = 4_000, 16_000
 
 

@@ -21,7 +21,7 @@ from distkit.views.scene import svg
 _PICTURE = ".jp-OutputArea-child:has(> .jp-OutputArea-output > .distkit-still)"
 #: A drawn widget: elements created by JupyterLab or by a page's widget manager.
 _DRAWN = ":is(.jp-OutputArea-output > .lm-Widget > *, .widget-subarea > * > *)"
-#: A widget without a model, because its kernel has exited.
+#: A widget that has no model after its kernel has exited.
 _UNKNOWN = "+ .jp-OutputArea-child > .jp-OutputArea-output.jupyter-widgets"
 _STYLE = (
     f"{_PICTURE}:has(+ .jp-OutputArea-child {_DRAWN}), "

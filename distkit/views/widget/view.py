@@ -24,7 +24,8 @@ from distkit.views.scene.renderer import to_svg, to_table
 from distkit.views.widget.assets import css, esm, with_theme
 from distkit.views.widget.snapshot import NotebookSnapshot
 
-#: Minimum time between updates of a live view, and time to collect events from all ranks [s].
+#: PERIOD is the minimum time between updates of a live view [s]. GATHER is the time to wait for
+#: events from all ranks [s].
 PERIOD, GATHER = 0.06, 0.012
 #: Minimum pause between updates, as a multiple of the last update's CPU time; ranks need the CPU.
 PAUSE = 4
