@@ -67,7 +67,7 @@ class AutoShardPolicy(str, Enum):
 def split(global_batch: int, replicas: int) -> tuple[int, ...]:
     """Split a global batch into one part per replica.
 
-    The parts add up to the global batch and differ by at most one; the larger parts are first.
+    The parts add up to the global batch and differ by at most one; the larger parts come first.
 
     Args:
         global_batch: total number of samples of all replicas, 0 or more.
@@ -99,7 +99,7 @@ class Plan:
         samples: number of samples.
         files: name and number of samples of each file, if the data is in files.
         seed: seed for the random order, or None for the order of the data.
-        epoch: number of earlier epochs; each epoch has a different random order.
+        epoch: index of the epoch, from 0; each epoch has a different random order.
 
     >>> plan = Plan(AutoShardPolicy.DATA, global_batch=4, replicas=2, samples=10)
     >>> plan.steps, [list(plan.rows(2, replica)) for replica in (0, 1)]
@@ -161,7 +161,7 @@ def make_plan(
     policy: AutoShardPolicy | str = AutoShardPolicy.AUTO,
     seed: int | None = None,
 ) -> Plan:
-    """Return the plan for the data under a policy; AUTO is resolved to FILE or DATA.
+    """Return the plan that a policy yields; AUTO is resolved to FILE or DATA.
 
     Args:
         global_batch: number of samples per step across all replicas, at least one per replica.
@@ -177,9 +177,8 @@ def make_plan(
     """
     if not 1 <= replicas <= global_batch:
         raise ValueError(
-            f"A global batch of {global_batch} samples cannot be divided among {replicas} "
-            f"replicas: each needs at least one. Use global_batch={max(replicas, 1)} or more, "
-            "or fewer replicas."
+            f"global_batch={global_batch} cannot be divided among {replicas} replicas: each needs "
+            f"at least one sample. Use global_batch={max(replicas, 1)} or more, or fewer replicas."
         )
     resolved = _resolve(AutoShardPolicy(policy), len(files), replicas)
     return Plan(resolved, global_batch, replicas, samples, tuple(files), seed)
@@ -194,16 +193,15 @@ def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPol
     enough_files = files >= replicas
     if policy is AutoShardPolicy.FILE and not enough_files:
         raise ValueError(
-            f"AutoShardPolicy.FILE needs at least as many files as replicas; got {files} files "
-            f"and {replicas} replicas. Divide the data into more files, or use DATA."
+            f"AutoShardPolicy.FILE needs at least as many files as replicas; got {files} and "
+            f"{replicas}. Divide the data into more files, or use DATA."
         )
     if policy is not AutoShardPolicy.AUTO:
         return policy
     if files and not enough_files:
         warnings.warn(
-            "AUTO sharding policy will apply DATA sharding policy as it failed to apply FILE "
-            f"sharding policy because of the following reason: there are {files} files for "
-            f"{replicas} replicas. Each replica reads all files.",
+            "AutoShardPolicy.AUTO uses DATA, because FILE needs at least as many files as replicas;"
+            f" got {files} and {replicas}. Each replica reads all files.",
             stacklevel=4,
         )
     return AutoShardPolicy.FILE if files and enough_files else AutoShardPolicy.DATA
@@ -227,7 +225,7 @@ def _file_ranges(plan: Plan) -> list[range]:
 
 
 def _shuffle(blocks: list[range], seed: list[int]) -> array[int]:
-    """Return shuffled blocks in random order, so that only one file is read at a time."""
+    """Shuffle the blocks and the samples within each, so that only one file is read at a time."""
     rng = np.random.default_rng(seed)
     parts = [np.asarray(rng.permutation(blocks[i])) for i in rng.permutation(len(blocks))]
     return array("q", np.concatenate(parts).astype(np.int64).tobytes())
@@ -241,24 +239,25 @@ class DistributedDataset:
     """An iterable over one replica's part of each global batch, for any dataset.
 
     Every replica runs the same number of steps; a replica without samples gets batches of 0 rows.
-    The parts of a full step add up to the global batch. With the policy DATA, their union is the
+    The parts of a full step add up to the global batch. With the DATA policy, their union is the
     batch of a single process that reads the data in the same order.
 
     Args:
-        data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of them,
-            of the same length; or a list of ``.npy`` and ``.npz`` files. Every rank must be able
-            to read the files, and has only one of them in memory at a time.
+        data: a map-style :class:`torch.utils.data.Dataset`; a tensor or an array; a tuple of
+            tensors or arrays of equal length; or a list of ``.npy`` and ``.npz`` files. Every rank
+            must be able to read the files, and has only one of them in memory at a time.
         global_batch: number of samples per step across all replicas, at least one per replica.
         replica: the index of this replica, from 0.
         replicas: number of replicas.
-        policy: assignment of samples to replicas, see :class:`~distkit.data.AutoShardPolicy`.
+        policy: assignment of samples to replicas; see :class:`~distkit.data.AutoShardPolicy`.
         shuffle: whether to shuffle in each epoch. A complete iteration ends the epoch;
             :meth:`set_epoch` sets the epoch, as in torch's DistributedSampler.
         seed: seed for shuffling, the same on every replica.
 
     Raises:
         ValueError: The global batch has fewer samples than there are replicas, ``replica`` is out
-            of range, arrays differ in length, or FILE has fewer files than replicas.
+            of range, arrays differ in length, the policy is unknown, FILE has fewer files than
+            replicas, or a file is neither ``.npy`` nor ``.npz``.
         TypeError: ``data`` has an unsupported type.
         FileNotFoundError: A file does not exist on this rank.
 
@@ -293,8 +292,7 @@ class DistributedDataset:
         )
         if not 0 <= replica < replicas:
             raise ValueError(
-                f"replica={replica} is out of range: {replicas} replicas are numbered from 0 to "
-                f"{replicas - 1}."
+                f"replica={replica} is out of range: it must be from 0 to {replicas - 1}."
             )
 
     def set_epoch(self, epoch: int) -> None:
@@ -347,7 +345,7 @@ class _Items:
         return len(self._dataset)
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Return the samples in these rows as one batch, made by torch's collate function."""
+        """Return a batch of the samples in these rows, collated by torch."""
         getitems = getattr(self._dataset, "__getitems__", None)
         samples = (
             getitems(list(rows)) if getitems and rows else [self._dataset[row] for row in rows]
@@ -417,8 +415,8 @@ def open_data(data: Any) -> Any:
         return _Files(parts)
     if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in parts):
         return _Arrays(data)
-    is_iterable = isinstance(data, str | IterableDataset)
-    if not is_iterable and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    is_unsupported = isinstance(data, str | IterableDataset)
+    if not is_unsupported and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return _Items(data)
     raise TypeError(
         f"expected a map-style dataset, got {type(data).__name__}. Pass a "
@@ -440,8 +438,8 @@ def _collate(samples: list[Any], template: Any) -> Any:
 def shard(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return this rank's equal share of each tensor: with R ranks, rank r gets rows r, r + R, ….
 
-    The last rows are dropped if R does not divide N, because the average of the shards' gradients
-    is the gradient of the whole batch only if all shards have the same size.
+    If the number of rows is not divisible by R, the last rows are dropped, because the average of
+    the shards' gradients is the gradient of the whole batch only if all shards have the same size.
 
     Args:
         tensors: shape (N, …), the same on every rank.
@@ -477,7 +475,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         m = Σ_r Σ_i metric_ri / N        all-reduce of sums, then one division
 
     Batches are assigned to replicas round-robin. They do not depend on the number of replicas, and
-    their sums are added in order, so the result is bitwise equal on any number of replicas. In
+    their sums are added in order, so the result is bitwise identical for any number of replicas. In
     contrast, torch's ``DistributedSampler`` repeats samples to even out the replicas.
 
     Args:
@@ -553,7 +551,9 @@ def digits() -> tuple[Tensor, Tensor]:
 def _digits() -> tuple[Tensor, Tensor]:
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DistkitError("the digits are part of scikit-learn. Run: pip install scikit-learn")
+        raise DistkitError(
+            "the digits require scikit-learn, which is not installed. Run: pip install scikit-learn"
+        )
     table = torch.from_numpy(
         np.loadtxt(
             Path(package.origin).parent / "datasets/data/digits.csv.gz",

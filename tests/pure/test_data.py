@@ -109,16 +109,16 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
         warnings.simplefilter("error")
         assert make_plan(4, 2, samples=4, files=files).policy is FILE
         assert make_plan(4, 2, samples=4).policy is DATA
-    with pytest.warns(UserWarning, match="AUTO sharding policy will apply DATA sharding policy"):
+    with pytest.warns(UserWarning, match="AutoShardPolicy.AUTO uses DATA, because FILE needs"):
         assert make_plan(4, 3, samples=4, files=files).policy is DATA
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "FILE"}, "as many files as replicas; got 0 files and 4 replicas"),
+        ({"policy": "FILE"}, "as many files as replicas; got 0 and 4"),
         ({"policy": "MINE"}, "MINE"),
-        ({"global_batch": 3}, "3 samples cannot be divided among 4 replicas.*global_batch=4"),
+        ({"global_batch": 3}, "global_batch=3 cannot be divided among 4 replicas.*global_batch=4"),
         ({"replicas": 0}, "divided among 0 replicas"),
         ({"replica": 4}, "replica=4 is out of range"),
         ({"data": (torch.ones(3), torch.ones(4))}, r"same number of rows, but have \[3, 4\]"),
@@ -204,7 +204,7 @@ def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> 
 
 
 def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
-    with pytest.warns(UserWarning, match="there are 3 files for 4 replicas"):
+    with pytest.warns(UserWarning, match="got 3 and 4"):
         found = batches_by_replica(files, 4, 4)
     assert [torch.cat([x for x, _ in batches]).tolist() for batches in found] == [
         [r, r + 4, r + 8] for r in range(4)
