@@ -1,9 +1,10 @@
-"""Run the command ``distkit`` with ``python -m distkit``."""
+"""Runs the ``distkit`` command as ``python -m distkit``."""
 
 import os
 import sys
 
-if sys.path[0] == os.getcwd():  # noqa: PTH109  # -m adds it, so a random.py here would be imported
+# python -m adds the current folder, in which a file such as random.py would shadow a module
+if sys.path[0] == os.getcwd():  # noqa: PTH109
     del sys.path[0]
 
 from distkit.cli import main

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 #: Maximum number of intervals between the labels of an axis.
 MAX_TICKS = 8
 
-#: The noun for a rank in texts about a run: "worker" if the run has servers.
+#: The noun for a rank in messages about a run: "worker" if the run has servers.
 RANK_NOUN: ContextVar[str] = ContextVar("RANK_NOUN", default="rank")
 
 
@@ -119,7 +119,7 @@ def round_step(span: float, steps: int) -> float:
 
 
 def ticks(first: float, last: float) -> Iterator[tuple[float, str]]:
-    """Yield the ticks of an axis, at round times [s], with their labels.
+    """Yield the time [s] and the label of each tick of a time axis.
 
     >>> list(ticks(0, 0.0021))
     [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1.0 ms'), (0.0015, '1.5 ms'), (0.002, '2.0 ms')]
@@ -132,7 +132,7 @@ def ticks(first: float, last: float) -> Iterator[tuple[float, str]]:
 
 
 def _short(x: float) -> str:
-    """Format a number of 100 or more as an integer, and others to three significant digits."""
+    """Format a number as an integer if its magnitude is at least 100, else to three digits."""
     if abs(x) >= 100:
         return f"{x:.0f}"
     return f"{x:.3g}"

@@ -49,13 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ░ shows ?
-    words = list(sys.argv[1:] if argv is None else argv)
-    end = next((i for i, word in enumerate(words) if _starts_remainder(word, words)), len(words))
-    remainder = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    end = next(
+        (i for i, argument in enumerate(arguments) if _starts_remainder(argument, arguments)),
+        len(arguments),
+    )
+    remainder = arguments[end + 1 :] if arguments[end : end + 1] == ["--"] else arguments[end:]
     try:
-        if words and words[0] in COMPANIONS:
-            load(COMPANIONS[words[0]])
-        args = _parser().parse_args(words[:end])
+        if arguments and arguments[0] in COMPANIONS:
+            load(COMPANIONS[arguments[0]])
+        args = _parser().parse_args(arguments[:end])
         return int(args.run(args, remainder) or 0)
     except KeyboardInterrupt:
         print("\ndistkit: interrupted", file=sys.stderr)
@@ -71,18 +74,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _starts_remainder(word: str, words: list[str]) -> bool:
+def _starts_remainder(argument: str, arguments: list[str]) -> bool:
     """Return whether this and the following arguments are for another program, e.g. JupyterLab."""
-    return word == "--" or (
-        words[0] == "lab" and word.startswith("-") and word not in ("-h", "--help")
+    return argument == "--" or (
+        arguments[0] == "lab" and argument.startswith("-") and argument not in ("-h", "--help")
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     from distkit import __version__
 
-    about = "Run real torch.distributed ranks and record their communication."
-    parser = argparse.ArgumentParser(prog="distkit", description=about)
+    description = "Run real torch.distributed ranks and record their communication."
+    parser = argparse.ArgumentParser(prog="distkit", description=description)
     parser.add_argument("--version", action="version", version=f"distkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -117,7 +120,7 @@ def _trace(args: argparse.Namespace, remainder: list[str]) -> int | None:
         run = run_ranks(command[0], args.ranks, *command[1:], seed=args.seed)
     except (RunError, KeyboardInterrupt) as error:
         failed_run = getattr(error, "run", None)
-        if isinstance(failed_run, Run):  # the trace shows how far it got
+        if isinstance(failed_run, Run):  # its trace shows how far the run got
             save_trace(failed_run.trace, args)
         raise
     save_trace(run.trace, args)
@@ -163,8 +166,8 @@ def _explain(args: argparse.Namespace, remainder: list[str]) -> None:
         for code, listed in RULES.items():
             print_wrapped(f"{code}  {listed.name:<20}  {listed.title()}", 29)
         return
-    words = {word: rule for rule in RULES.values() for word in (rule.code.lower(), rule.name)}
-    rule = words.get(args.finding.lower())
+    rules = {key: rule for rule in RULES.values() for key in (rule.code.lower(), rule.name)}
+    rule = rules.get(args.finding.lower())
     if rule is None:
         raise DistkitError(f"unknown finding {args.finding}. List all with: distkit explain")
     print(load("distkit_examples.hangs").page(rule))
@@ -173,14 +176,14 @@ def _explain(args: argparse.Namespace, remainder: list[str]) -> None:
 # -- distkit bench, which needs a checkout -------------------------------------------------------
 
 
-#: The checkout that distkit runs from, with the lessons and the benchmarks.
+#: The root of the checkout, if distkit runs from one.
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def _bench(args: argparse.Namespace, remainder: list[str]) -> None:
     if not CHECKOUT.joinpath("benchmarks").is_dir():
         raise DistkitError(
-            "the benchmarks are not installed with distkit. Clone the source, then run: "
+            "the benchmarks are not installed with distkit. Clone the repository, then run: "
             "pip install --editable FOLDER"
         )
     sys.path.insert(0, str(CHECKOUT))
@@ -237,11 +240,11 @@ def summary(trace: Trace) -> str:
     """Return a one-line summary of a trace."""
     from distkit._format import count
 
-    lost = f", {trace.dropped} events dropped" if trace.dropped else ""
+    dropped = f", {count(trace.dropped, 'event')} dropped" if trace.dropped else ""
     messages, calls = len(trace.messages), len(trace.collectives)
     return (
         f"{count(len(trace.ranks), 'rank')}, {trace.seconds:.2f} s: "
-        f"{count(messages, 'message')}, {count(calls, 'collective')}{lost}"
+        f"{count(messages, 'message')}, {count(calls, 'collective')}{dropped}"
     )
 
 
@@ -334,7 +337,7 @@ COMMANDS = {
             "--reps": {"type": int, "metavar": "N", "help": "repetitions of each measurement"},
             "--stand-in": {
                 "choices": ["cpu"],
-                "help": "for gpu: run the same code on the CPU; the results do not apply to GPUs",
+                "help": "run the gpu benchmark on the CPU; the results do not apply to GPUs",
             },
         },
     ),

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A model in which an update applies a gradient from all workers except the ``backup`` slowest.
+    """A model in which updates sum one gradient per worker, except for the ``backup`` slowest.
 
     >>> Synchronous().awaits(clock=1, version=0, arrived={0}, members={0, 1, 2}, clocks={})
     {1, 2}
@@ -55,7 +55,7 @@ class Synchronous:
         return bool(arrived) and len(set(members).difference(arrived)) <= self.backup
 
     def required_clock(self, clock: int) -> int:
-        """Return the number of gradients from each worker that a pull waits for."""
+        """Return the clock that a worker must have reached for a pull not to wait for it."""
         return clock
 
     def awaits(

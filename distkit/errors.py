@@ -39,7 +39,7 @@ _ROOT = Path(__file__).parents[1]
 #: start with "distkit". In a checkout, the companions are in a separate folder.
 PACKAGE_PATHS = (str(_ROOT / "distkit"), str(_ROOT / "companions"))
 
-#: Maximum width of errors and warnings in a notebook [columns].
+#: Maximum width of messages in a notebook [columns].
 WIDTH = 100
 
 
@@ -52,7 +52,7 @@ class _BriefTraceback(BaseException):
 
 
 def brief_traceback(error: BaseException) -> list[str]:
-    """Return the user's line that caused an error, if known, and the message."""
+    """Return the lines that describe an error: the user's line, if known, and the message."""
     user_frames = [
         f
         for f in traceback.extract_tb(error.__traceback__)
@@ -71,7 +71,7 @@ def brief_traceback(error: BaseException) -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """Wrap lines at spaces, because JupyterLab breaks words; code is not wrapped."""
+    """Wrap lines at spaces, because JupyterLab breaks words. Indented lines are not wrapped."""
     fold = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False).fill
     return "\n".join(s if s.startswith(" ") else fold(s) for s in text.splitlines())
 
@@ -135,7 +135,7 @@ class DeadlockError(RunError):
     notebook shows a diagram of the waits above the message.
     """
 
-    #: Returns the findings and the diagram as a MIME bundle; ``brief`` omits the findings' texts.
+    #: Returns the findings and the diagram as a MIME bundle; ``brief`` omits the messages.
     draw: Callable[..., dict[str, str]] = staticmethod(lambda brief=False: {})
 
     def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
@@ -218,4 +218,4 @@ class LaboratoryError(DistkitError):
 
 
 class TraceFileError(DistkitError, ValueError):
-    """A trace file cannot be read, because it is corrupt or truncated, or has another version."""
+    """A trace file cannot be read: it is corrupt or truncated, or its version is unsupported."""

@@ -79,7 +79,7 @@ class State(_StringEnum):
 
     SCHEDULED = "scheduled"  # called by the user's code
     STARTED = "started"  # passed to the backend
-    BLOCKED = "blocked"  # the rank's thread waits for it; recorded after 0.1 s (at once if stepped)
+    BLOCKED = "blocked"  # the thread is waiting for it; recorded after 0.1 s (at once if stepped)
     COMPLETED = "completed"  # the output tensors have their new values
     FAILED = "failed"  # raised an error, or was abandoned
 

@@ -1,6 +1,7 @@
 """Lazy imports of public names and companions, and detection of files that shadow modules.
 
-Companions import distkit like any program; distkit imports companions only through :func:`load`.
+Companions import distkit as any other program does. distkit imports companions only through
+:func:`load`.
 
 With a ``random.py`` next to a notebook, ``import random`` imports that file. Python's error names
 the missing attribute, not the wrong file. :func:`check` detects such a file. Python would also put
@@ -123,7 +124,7 @@ def _has_packages(folder: Path) -> bool:
 
 
 def python_command(target: str, *arguments: object) -> list[str]:
-    """Return a command that calls ``target`` ("module:function"), with its arguments as text."""
+    """Return a command that calls ``target`` ("module:function") with these arguments as text."""
     root, path = Path(__file__).parents[1], libraries(sys.path)
     sources = [str(folder) for folder in (root, root / "companions") if folder.is_dir()]
     path = [folder for folder in sources if folder not in path] + path

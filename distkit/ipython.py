@@ -155,7 +155,7 @@ def _with_short_errors(original: Any) -> Any:
         if tb is not None:
             line = traceback.extract_tb(tb)[-1]
             if line.filename.startswith(PACKAGE_PATHS) and str(line.line).startswith("raise "):
-                return brief_traceback(error)  # other lines raise unexpected errors inside distkit
+                return brief_traceback(error)  # distkit raised the error deliberately
             if _NO_GROUP in str(error) and _TORCH in line.filename:
                 return brief_traceback(type(error)(_NOT_A_RANK).with_traceback(tb))
         return original(kind, error, tb, *args, **kwargs)
