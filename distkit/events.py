@@ -154,8 +154,10 @@ def label_of(operation: Any) -> str:
         case {"label": name} | {"reduction": name} | {"function": name}:
             return str(name)
         case {"key": key, "version": version}:
-            delays = zip(attributes.get("workers", ()), attributes.get("late", ()), strict=True)
-            workers = ", ".join(f"{w} ({n} late)" if n else str(w) for w, n in delays)
+            gradients = zip(
+                attributes.get("workers", ()), attributes.get("stale_by", ()), strict=True
+            )
+            workers = ", ".join(f"{w} (stale by {n})" if n else str(w) for w, n in gradients)
             return f"update {key_name(key)} → v{version}{' ← ' * bool(workers)}{workers}"
         case {"key": key}:
             return key_name(key) + ": refused" * ("refused" in attributes)

@@ -156,7 +156,7 @@ class Simulation:
     def _record_update(self, time: float, workers: Sequence[int], staleness: int) -> None:
         """Record an update with these workers' gradients on all servers, like the KVStore."""
         self.updates += 1
-        sources = {"workers": tuple(sorted(workers)), "late": (staleness,) * len(workers)}
+        sources = {"workers": tuple(sorted(workers)), "stale_by": (staleness,) * len(workers)}
         for s in range(self.servers):
             attributes = {"key": f"shard{s}", "version": self.updates, **sources}
             self._record(

@@ -174,7 +174,7 @@ _KnownAttributes = msgspec.defstruct(
         ("key", Integer | str, ""),
         ("keys", list[Integer | str], []),
         ("workers", list[Rank], []),
-        ("late", list[Count], []),
+        ("stale_by", list[Count], []),
         ("members", list[Rank], []),
         ("stack", list[str], []),
         ("device_seconds", Number, 0.0),

@@ -302,7 +302,12 @@ def counted_to_the_end() -> Trace:
             if (w, turn) != (dead, 2):
                 reply = full + 1.2 + 0.1 * position
                 lines += _request(Op.PULL, w, begin + 2.2, begin + 3, reply, reply + 0.8)
-        update = {"key": "w", "version": turn + 1, "workers": workers, "late": (0,) * len(workers)}
+        update = {
+            "key": "w",
+            "version": turn + 1,
+            "workers": workers,
+            "stale_by": (0,) * len(workers),
+        }
         lines.append((Op.MARK, server, full, full + 1, {"attributes": update}))
         at = full + 3
     trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
@@ -458,7 +463,7 @@ def scheduled_functions() -> Trace:
         lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
         if n not in applied:
             applied.append(n)
-            update = {"key": "w", "version": len(applied), "workers": (worker,), "late": (0,)}
+            update = {"key": "w", "version": len(applied), "workers": (worker,), "stale_by": (0,)}
             lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": update}))
     lines += [mark(2, died, died + 24, "replaced: it was killed")]
     lines += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)

@@ -76,7 +76,7 @@ def step_to(op: Op, stepper: Stepper) -> Stepper:
 
 def staleness(run: Run) -> list[int]:
     """Return the staleness of each gradient, in the order of the updates."""
-    return [max(s.attributes["late"]) for s in run.trace.spans if "version" in s.attributes]
+    return [max(s.attributes["stale_by"]) for s in run.trace.spans if "version" in s.attributes]
 
 
 # -- stepping -----------------------------------------------------------------------------

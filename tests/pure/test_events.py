@@ -41,7 +41,7 @@ events = st.builds(
     dtype=st.sampled_from(["", "int8"]),
     tag=st.none() | st.integers(0, 9),
     where=st.text(max_size=9),
-    attributes=st.text(max_size=9).map(lambda s: {"label": s, "late": (1, 2)}),
+    attributes=st.text(max_size=9).map(lambda s: {"label": s, "stale_by": (1, 2)}),
     match=st.none() | st.text(max_size=4),
     summary=st.none() | summaries,
 )
@@ -171,11 +171,11 @@ def test_table_round_trips_events(recorded: list[Event]) -> None:
         (Op.SEND, "w", {"key": "w", "dropped": 2}),
         (Op.TOUCH, "add", {"function": "add"}),
         (Op.MARK, "step", {"label": "step"}),
-        (Op.MARK, "update  → v1", {"key": "", "version": 1, "workers": (), "late": ()}),
+        (Op.MARK, "update  → v1", {"key": "", "version": 1, "workers": (), "stale_by": ()}),
         (
             Op.MARK,
-            "update a → v2 → v3 ← 0 (1 late), 12 (30 late)",
-            {"key": "a → v2", "version": 3, "workers": (0, 12), "late": (1, 30)},
+            "update a → v2 → v3 ← 0 (stale by 1), 12 (stale by 30)",
+            {"key": "a → v2", "version": 3, "workers": (0, 12), "stale_by": (1, 30)},
         ),
     ],
 )

@@ -125,7 +125,7 @@ def sync_sgd(trace: Trace) -> Answers:
 
 def parameter_server(trace: Trace) -> Answers:
     count, slow = len(updates(trace)), slowest(trace)
-    (late,) = updates(trace, slow)[0].attributes["late"]
+    (late,) = updates(trace, slow)[0].attributes["stale_by"]
     return f"worker {slow}", late, f"v{count}", count // 3, count - len(updates(trace, slow))
 
 
@@ -273,7 +273,7 @@ def staleness(trace: Trace) -> Answers:
         f"worker {slow}",
         f"step {gaps.index(max(gaps)) + 1}",
         max(count[worker] - min(count) for worker, count in counts),
-        updates(trace, slow)[1].attributes["late"][0],
+        updates(trace, slow)[1].attributes["stale_by"][0],
         len(calls(trace, Op.PUSH, slow)) - pushed(slow, over),
     )
 

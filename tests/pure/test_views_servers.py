@@ -176,7 +176,7 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
         if r.blocked and math.isinf(r.answered)
     }
 
-    assert [(u.server_key[1], u.late) for u in history.updates] == run.updates
+    assert [(u.server_key[1], u.staleness) for u in history.updates] == run.updates
     assert [u.version for u in history.updates] == list(range(1, len(run.updates) + 1))
     found = {op: [r for r in history.requests if r.span.op is op] for op in (Op.PUSH, Op.PULL)}
     assert [(r.node, r.version) for r in found[Op.PUSH]] == [(p.node, p.version) for p in pushes]
@@ -228,10 +228,10 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     assert (waiting, run.history.quorum) == ([], 1)
     update = keyframes(run, "update")[-1]
     assert f"{update.caption} {update.details}".startswith(
-        "server 0 updates w to v2 with worker 1 (1 late)"
+        "server 0 updates w to v2 with worker 1 (stale by 1)"
     )
     assert opening(run) == update.end  # when the staleness appeared
-    assert verdicts(run.history)[0]["text"].startswith("1 of 2 gradients was late: ")
+    assert verdicts(run.history)[0]["text"].startswith("1 of 2 gradients was stale: ")
 
 
 def test_dead_nodes_are_labeled_and_crossed_out() -> None:
@@ -259,9 +259,9 @@ def test_backup_worker_drops_the_last_gradient() -> None:
         "An update applies the first 2 gradients of a round."
     )
     assert details(run, "push")[-1].startswith("computed from v0: too late, not counted")
-    late = [u.late for u in run.history.updates]
+    late = [u.staleness for u in run.history.updates]
     assert (waiting_gradients(run, run.end), late) == ([], [{0: 0, 1: 0}])
-    assert verdicts(run.history)[0]["text"].startswith("no gradient was late: 2 of 2 gradients")
+    assert verdicts(run.history)[0]["text"].startswith("no gradient was stale: 2 of 2 gradients")
 
 
 # -- pictures -----------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_every_request_takes_two_messages(nodes: Nodes) -> None:
 def test_updates_and_values_are_in_the_trace(nodes: Nodes) -> None:
     _, trace = nodes.trace("dist_sync", one_step)
     (update,) = (s for s in trace.spans if s.op is Op.MARK)
-    assert (update.label, update.attributes["late"]) == ("update w → v1 ← 0, 1, 2", (0, 0, 0))
+    assert (update.label, update.attributes["stale_by"]) == ("update w → v1 ← 0, 1, 2", (0, 0, 0))
     assert (update.before.values, update.after.values) == ((0,) * 4, (-3,) * 4)
     pulls = [s for s in trace.spans if s.op is Op.PULL]
     assert [p.after.values for p in pulls] == [(-3,) * 4] * 3

@@ -170,8 +170,8 @@ def record_update(
 ) -> Iterator[None]:
     """Record an update as a marked span, with the weights before and after.
 
-    The span's attributes include the ``workers`` whose gradients are applied, and how ``late`` each
-    gradient is: the number of updates between the worker's pull and this update.
+    The span's attributes include the ``workers`` whose gradients are applied, and the staleness of
+    each gradient (``stale_by``): the number of updates between the worker's pull and this update.
 
     Args:
         entry: the key that is updated.
@@ -187,7 +187,7 @@ def record_update(
         "key": entry.key,
         "version": entry.version + 1,
         "workers": tuple(p.node for p in pushes),
-        "late": tuple(entry.version - p.version for p in pushes),
+        "stale_by": tuple(entry.version - p.version for p in pushes),
     }
     fields = _fields(server, entry.value, attributes, None)
     values = _values(rec, entry.value)

@@ -76,13 +76,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update of a key. ``late`` contains the staleness of each worker's gradient."""
+    """An update of a key. ``staleness`` has a number for each worker whose gradient it applies."""
 
     server_key: ServerKey
     version: int
     begin: float
     end: float | None
-    late: Mapping[int, int]
+    staleness: Mapping[int, int]
     value: Summary | None  # after the update
 
 
@@ -180,9 +180,11 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
         if s.op is Op.MARK and "version" in fields and roles.get(s.rank) == "server":
             # the peer of a backup's update is the server that it replaces
             server = s.rank if s.peer is None else s.peer
-            late = dict(zip(fields.get("workers", ()), fields.get("late", ()), strict=False))
+            staleness = dict(
+                zip(fields.get("workers", ()), fields.get("stale_by", ()), strict=False)
+            )
             server_key = server, key_name(fields["key"])
-            yield Update(server_key, fields["version"], s.start, s.end, late, s.after)
+            yield Update(server_key, fields["version"], s.start, s.end, staleness, s.after)
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
@@ -199,7 +201,7 @@ def _find_versions(history: ServerHistory) -> None:
     versions = history.versions
     for u in history.updates:
         if u.end is not None:
-            versions[u.server_key].append((u.end, u.version, u.late, format_values(u.value)))
+            versions[u.server_key].append((u.end, u.version, u.staleness, format_values(u.value)))
     arrivals = [(r.arrived, r) for r in history.requests if r.arrived is not None and not r.refused]
     for time, r in sorted(arrivals, key=itemgetter(0)):
         op, known = r.span.op, versions[r.server_key]
@@ -228,7 +230,7 @@ def _fill_inboxes(history: ServerHistory) -> None:
     inboxes = grouped(history.gradients, lambda g: (g.server_key, g.node))
     queues = {source: deque(gradients) for source, gradients in inboxes.items()}
     for u in history.updates:
-        for worker in u.late:
+        for worker in u.staleness:
             if queue := queues.get((u.server_key, worker)):
                 queue.popleft().applied = u.begin
     for gradients in grouped(history.gradients, lambda g: (g.server_key, g.applied)).values():

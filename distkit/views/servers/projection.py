@@ -218,9 +218,10 @@ def _updates_and_deaths(
     """Yield the updates and deaths."""
     for u in history.updates:
         server, key = u.server_key
-        late = {w: f" ({n} late)" if n else "" for w, n in u.late.items()}
-        workers = " + ".join(names.get(w, f"rank {w}") + late[w] for w in late)
-        gradients = f"{len(late)} gradients" if len(late) > 8 else workers
+        workers = " + ".join(
+            names.get(w, f"rank {w}") + f" (stale by {n})" * (n > 0) for w, n in u.staleness.items()
+        )
+        gradients = f"{len(u.staleness)} gradients" if len(u.staleness) > 8 else workers
         caption = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
         details = _joined([gradients and f"with {gradients}", format_values(u.value)])
         yield Keyframe("update", server, server, u.begin, u.end, u, caption, details)
@@ -241,7 +242,7 @@ def opening(run: ServerProjection) -> float:
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
     stuck = any(r.blocked and r.unanswered for r in run.history.requests)
     updates = [u for u in run.history.updates if u.end is not None and u.end >= run.start]
-    stale = [u for u in updates if any(u.late.values())]
+    stale = [u for u in updates if any(u.staleness.values())]
     if run.live or stuck or not (deaths or updates):
         return run.end
     if deaths:
@@ -287,17 +288,17 @@ def rule_sentence(history: ServerHistory) -> str:
 
 def verdicts(history: ServerHistory) -> list[frame.Json]:
     """Return a verdict on the staleness of all gradients that were applied."""
-    applied = [n for u in history.updates for n in u.late.values()]
-    late, total = sum(map(bool, applied)), count(len(applied), "gradient")
+    applied = [n for u in history.updates for n in u.staleness.values()]
+    stale, total = sum(map(bool, applied)), count(len(applied), "gradient")
     text = (
-        f"{late:,} of {total} {'was' if late == 1 else 'were'} late: the value had been updated "
+        f"{stale:,} of {total} {'was' if stale == 1 else 'were'} stale: the value had been updated "
         "since the pull"
-        if late
-        else f"no gradient was late: {len(applied):,} of {total} were computed from the latest "
+        if stale
+        else f"no gradient was stale: {len(applied):,} of {total} were computed from the latest "
         "version"
     )
     return [
-        {"word": "different" if late else "same", "expected": False, "text": text}
+        {"word": "different" if stale else "same", "expected": False, "text": text}
         for _ in applied[:1]
     ]
 

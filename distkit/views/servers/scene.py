@@ -64,7 +64,7 @@ LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
 #: Spacing between the message paths of neighboring keys, and between a key's pulls and its other
 #: messages [px].
 KEY_DISTANCE, PULL_DISTANCE = 44, 26
-#: Entries of the legend. The entries for waiting pulls and late gradients are shown only if needed.
+#: Entries of the legend. Those for waiting pulls and stale gradients are shown only if needed.
 LEGEND: list[LegendEntry] = [
     (
         [rect(30, 16, "own", y=2, r=4), text("∇v1", "label", x=15, y=14, anchor="middle")],
@@ -82,7 +82,7 @@ LEGEND: list[LegendEntry] = [
     ([circle(6, "ring", x=8, y=10)], 16, "pull"),
 ]
 HELD: LegendEntry = ([circle(6, "held", x=8, y=10)], 16, "waiting pull")
-LATE: LegendEntry = ([text("2 late:", "late", y=14)], 42, "2 updates since its pull")
+STALE: LegendEntry = ([text("stale by 2:", "late", y=14)], 76, "2 updates since its pull")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class _Renderer:
             legend=[
                 *LEGEND,
                 *[HELD] * any(r.blocked for r in history.requests),
-                *[LATE] * any(any(u.late.values()) for u in history.updates),
+                *[STALE] * any(any(u.staleness.values()) for u in history.updates),
             ],
             opening=self.scene.relative_time(opening(run)),
             keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
@@ -321,12 +321,12 @@ class _Renderer:
             layer=ROW,
         )
         ends = [*(begin for begin, *_ in versions[1:]), None]
-        for (begin, version, late, values), end in zip(versions, ends, strict=False):
-            most = max(late.values(), default=0)
+        for (begin, version, staleness, values), end in zip(versions, ends, strict=False):
+            most = max(staleness.values(), default=0)
             shapes = [
                 *(_values(row, layout.w, version, values) if values else ()),
                 *_pill(version, "pill", "version", x=layout.w - 19, y=13),
-                text(f"{most} late" if most else "", "late", x=layout.w, y=39, anchor="end"),
+                text(f"stale by {most}" if most else "", "late", x=layout.w, y=39, anchor="end"),
             ]
             self.scene.add(layout.x, layout.y, *shapes, begin=begin, end=end, layer=ROW)
 
@@ -398,7 +398,7 @@ class _Renderer:
     def _merge(self, i: int, keyframe: Keyframe, layout: KeyLayout) -> None:
         """Move the gradients of an update from their slots into the value."""
         update, w, (x, y) = keyframe.subject, layout.slot_width, layout.pill
-        for n, worker in enumerate(list(update.late)[: self.quorum]):
+        for n, worker in enumerate(list(update.staleness)[: self.quorum]):
             self.scene.add(
                 layout.x + n * layout.slot_pitch,
                 layout.y + 26,
@@ -417,9 +417,12 @@ class _Renderer:
         for i, keyframe in enumerate(self.run.keyframes):
             if keyframe.kind == "update" and keyframe.end is not None:
                 update, row = keyframe.subject, self.run.rows[keyframe.subject.server_key]
-                shown = list(update.late.items())[:MAX_NAMED]
-                workers = [[self._lane(w), str(w), f"{n} late" if n else ""] for w, n in shown]
-                part, others = f" {row.part}" if row.part else "", len(update.late) - len(shown)
+                shown = list(update.staleness.items())[:MAX_NAMED]
+                workers = [[self._lane(w), str(w), f"stale by {n}" if n else ""] for w, n in shown]
+                part, others = (
+                    f" {row.part}" if row.part else "",
+                    len(update.staleness) - len(shown),
+                )
                 yield [i, row.key, row.key, part, f"v{update.version}", workers, others]
 
     def _draw_waiting(self) -> None:
@@ -468,7 +471,9 @@ class _Renderer:
 
     def _draw_staleness(self) -> None:
         """Draw a histogram of the staleness: pale for the whole run, solid up to each time."""
-        applied = sorted((u.begin, n) for u in self.run.history.updates for n in u.late.values())
+        applied = sorted(
+            (u.begin, n) for u in self.run.history.updates for n in u.staleness.values()
+        )
         final, side, floor = histogram(n for _, n in applied), self.side, 84 + HISTOGRAM_HEIGHT
         pitch, most = min(40.0, HISTOGRAM_WIDTH / len(final)), max(1, *final)
         heights = [max(MIN_BAR * bool(n), HISTOGRAM_HEIGHT * n / most) for n in final]
@@ -494,13 +499,13 @@ class _Renderer:
                 side.add(i * pitch, floor, bar, begin=begin, end=end)
 
 
-def histogram(late: Iterable[int]) -> list[int]:
+def histogram(staleness: Iterable[int]) -> list[int]:
     """Count gradients by staleness, from 0; the last of ten bins includes all larger values.
 
     >>> histogram([0, 0, 1]), histogram([700])[-1]
     ([2, 1, 0], 1)
     """
-    counts = Counter(min(value, LAST_BIN) for value in late)
+    counts = Counter(min(value, LAST_BIN) for value in staleness)
     return [counts[n] for n in range(max([2, *counts]) + 1)]  # the axis has at least three values
 
 
