@@ -1,6 +1,6 @@
-"""Context of calls, recorded in addition to their events.
+"""Records the context of communication calls.
 
-If a rank communicates while it handles an exception, the exception is recorded. A collective is
+If a rank communicates while handling an exception, the exception is recorded. A collective is
 compared with the other ranks' calls and blocked if it differs (:class:`CollectiveFingerprint`).
 After a backward pass, the DDP parameters that received no gradient are recorded.
 """
@@ -27,12 +27,14 @@ from distkit.events import COLLECTIVES, UNEVEN, Op
 from distkit.recording.pending import Pending, record_wait
 from distkit.recording.recorder import is_user_file
 
-_BODY = struct.Struct("<III")  # run, number and checksum of the call; their CRC follows
+_BODY = struct.Struct("<III")  # run number, call number, and checksum; the CRC of these follows
 _CRC = struct.Struct("<I")
-_RUN_AND_NUMBER, _SUM = 8, _BODY.size
+#: ``_NUMBERS_SIZE``: size of an entry's run and call numbers [bytes]. ``_CRC_OFFSET``: offset of
+#: its CRC [bytes].
+_NUMBERS_SIZE, _CRC_OFFSET = 8, _BODY.size
 
-#: Number of calls stored per member, and bytes per call. A call is compared only until its entry is
-#: overwritten.
+#: ``SLOTS``: number of entries per member. A call is compared only until its entry is overwritten.
+#: ``SIZE``: size of an entry, which describes one call [bytes].
 SLOTS, SIZE = 16, _BODY.size + _CRC.size
 
 
@@ -62,8 +64,8 @@ class CollectiveFingerprint:
 
     def __init__(self, folder: Path, run: int, rank: int) -> None:
         self._folder, self._run, self._rank = folder, run & 0xFFFFFFFF, rank
-        # by group: its memory, the offsets of this rank and of the others, and a counter of calls,
-        # which is an iterator because threads may share a group
+        # by group: the shared memory, this rank's offset, the other ranks' offsets, and a counter
+        # of calls (an iterator, because threads may share a group)
         self._maps: dict[str, tuple[mmap.mmap, int, list[int], Iterator[int]]] = {}
 
     def add_group(self, group: str, members: Sequence[int]) -> None:
@@ -80,7 +82,7 @@ class CollectiveFingerprint:
         self._maps[group] = memory, position * SLOTS * SIZE, others, itertools.count()
 
     def check(self, op: Op, fields: tuple[Any, ...]) -> bool:
-        """Write the entry for this rank's next collective; return whether other entries match.
+        """Write the entry for this rank's next collective; return False if another rank's differs.
 
         Args:
             op: the operation.
@@ -98,8 +100,8 @@ class CollectiveFingerprint:
         memory[offset + slot : offset + slot + SIZE] = entry
         for start in other_offsets:
             other = memory[start + slot : start + slot + SIZE]
-            if other != entry and other[:_RUN_AND_NUMBER] == body[:_RUN_AND_NUMBER]:
-                if other[_SUM:] == _CRC.pack(zlib.crc32(other[:_SUM])):
+            if other != entry and other[:_NUMBERS_SIZE] == body[:_NUMBERS_SIZE]:
+                if other[_CRC_OFFSET:] == _CRC.pack(zlib.crc32(other[:_CRC_OFFSET])):
                     return False
         return True
 
@@ -120,8 +122,8 @@ def _open(path: Path, size: int) -> mmap.mmap:
 def _checksum(op: Op, fields: tuple[Any, ...]) -> int:
     """Return a checksum of the properties that all members must agree on.
 
-    See :func:`distkit.trace.calls.difference`. Every backend accepts different dtypes of the same
-    size, so the diagnosis reports them after the run.
+    See :func:`distkit.trace.calls.difference`. The dtype is not included: every backend accepts
+    different dtypes of the same size, and the diagnosis reports them after the run.
     """
     peer, _, nbytes, shape, dtype, _, _, attributes, _ = fields
     size = 0 if op in UNEVEN or dtype.startswith("sparse") else nbytes
@@ -168,7 +170,7 @@ class CallContext:
         self.report, self._fingerprint, self._block = report, fingerprint, block
         self._reported_names: list[str] = []
         stale = [model for model in _ddp_models if _parameters_without_gradient(model)]
-        _ddp_models.difference_update(stale)  # their runs ended during a backward pass
+        _ddp_models.difference_update(stale)  # left over from an earlier run
 
     def add_group(self, group: str, members: list[int]) -> None:
         """Report a group on its first use, and start comparing its collectives."""
@@ -211,13 +213,13 @@ def _parameters_without_gradient(model: DistributedDataParallel) -> list[str]:
         return [n for n, p in parameters if p.requires_grad and p.grad is None][
             :_MAX_PARAMETERS
         ] or ["?"]
-    except AttributeError:  # the reducer does not exist yet, or no longer
+    except AttributeError:  # the model has no reducer
         return []
     return []
 
 
 def describe_exception(error: BaseException) -> tuple[str, str]:
-    """Return an exception's text and the user's innermost line in its traceback."""
+    """Return an exception's text and the innermost user line of its traceback."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,6 +1,6 @@
 """Encodes plain values and events as msgpack, and stores the latest events in the black box.
 
-Decoding never executes code, even on untrusted data.
+Decoding never executes code, even for untrusted data.
 
 A rank buffers events for up to 0.1 s before it sends them, so an aborting process would lose its
 last events. Events are therefore also written to the black box, a memory-mapped ring buffer.
@@ -18,15 +18,15 @@ import msgspec
 
 from distkit.events import Op, State
 
-#: An event in transit: seq, operation, state, time, a tuple of the fields that all events of an
-#: operation share (see below), and the summary (:data:`Values`).
+#: An event in transit: seq, operation, state, time, a tuple of its other fields (:data:`_Fields`),
+#: and its summary (:data:`Values`).
 Row = tuple[Any, ...]
 
 #: The fields of a :class:`~distkit.events.Summary`.
 Values = tuple[tuple[float, ...], float, float, float, int, bool]
-#: The fields that all events of an operation share (``peer`` through ``match``).
+#: The fields ``peer`` through ``match``; most events of an operation share one tuple.
 _Fields = tuple[int | None, str, int, tuple[int, ...], str, int | None, str, Any, str | None]
-#: A row with an index in place of its shared fields.
+#: A row with an index in place of its tuple of fields.
 _PackedRow = tuple[int, Op, State, float, int, Values | None]
 
 
@@ -47,8 +47,8 @@ _rows = msgspec.msgpack.Decoder(tuple[list[_Fields], list[_PackedRow]]).decode
 def encode(value: Any) -> bytes:
     """Pack numbers, text, bytes, None, dataclasses, and lists, tuples and dicts of them.
 
-    NumPy scalars become Python numbers. Any other object, and any integer of more than 64 bits,
-    becomes text.
+    NumPy scalars become Python numbers. Any other object, and any integer that does not fit in
+    64 bits, becomes text.
     """
     try:
         return _pack(value)
@@ -112,7 +112,8 @@ def decode_rows(packed: bytes) -> list[Row]:
 
 # -- the black box ---------------------------------------------------------------------------------
 
-#: Number of events kept, and maximum size of an event [bytes]; larger events are skipped.
+#: ``SLOTS``: number of events kept. ``SLOT_SIZE``: maximum size of an event [bytes]; larger events
+#: are not stored.
 SLOTS, SLOT_SIZE = 256, 512
 
 #: Errors raised when decoding an entry that is incomplete because its process exited.
@@ -124,7 +125,7 @@ _HEAD = struct.Struct("<QQqBBdI")
 _OPS, _STATES = list(Op), list(State)
 _INDEX = {member: index for members in (_OPS, _STATES) for index, member in enumerate(members)}
 
-#: Maximum number of packed fields kept in memory.
+#: Maximum number of packed tuples of fields kept in memory.
 _MAX_PACKED = 100
 
 
@@ -160,7 +161,7 @@ class BlackBox:
 
 
 def rows_in(memory: bytes, run: int, skip: int) -> list[Row]:
-    """Return the rows of a run after its first ``skip`` rows, without those overwritten."""
+    """Return the stored rows of a run, except for its first ``skip`` rows."""
     rows = []
     for offset in range(0, len(memory), SLOT_SIZE):
         entry_run, number, seq, op, state, time, size = _HEAD.unpack_from(memory, offset)

@@ -64,7 +64,7 @@ class FaultInjector:
             time.sleep(pause)
 
     def missed(self) -> list[str]:
-        """Return a list with a warning if the fault that kills the rank had no effect; else []."""
+        """Return a list with one warning if the rank should have been killed, and [] otherwise."""
         n = self._faults.kill.get(self._rank)
         if n is None:
             return []
@@ -88,9 +88,9 @@ def inject_faults(
     The sender of a message and every member of a collective pay the cost of the link: the rank is
     busy for ``latency + nbytes / bandwidth`` seconds before the operation starts.
 
-    Each call to a KVStore (``init``, ``push``, ``pull``, ``barrier`` or ``set_optimizer``;
-    ``pushpull`` counts twice) is one communication operation of its worker, with the bytes of all
-    its keys.
+    Each call to a KVStore (``init``, ``push``, ``pull``, ``barrier`` or ``set_optimizer``) counts
+    as one communication operation of the worker, with the total size of its keys' arrays.
+    ``pushpull`` counts as two operations.
 
     Args:
         delay: ``{rank: seconds}`` makes the rank a straggler: each of its communication operations
@@ -151,8 +151,9 @@ def _check(plan: Faults) -> None:
             )
         if invalid := [key for key in value if not isinstance(key, Integral)]:
             raise ValueError(
-                f"dk.inject_faults({name}=…) got {invalid[0]!r}. Pass the number of a rank, or of "
-                f"a worker if there are servers: {{1: {value[invalid[0]]!r}}}. {_KILL_SERVERS_HINT}"
+                f"dk.inject_faults({name}=…) got the key {invalid[0]!r}. Pass the number of a "
+                f"rank, or of a worker if there are servers: {{1: {value[invalid[0]]!r}}}. "
+                f"{_KILL_SERVERS_HINT}"
             )
     if numbers := [n for n in plan.kill.values() if not isinstance(n, int) or n < 0]:
         raise ValueError(

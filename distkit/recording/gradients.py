@@ -1,6 +1,6 @@
-"""Records the gradients, weights and loss of each training step on each replica.
+"""Records the gradients, weights and loss of training steps on each replica.
 
-Marks record summarized values, never whole tensors.
+Marks contain summaries of values, never whole tensors.
 
 ===================  ==============================  ============================================
 attributes           before (STARTED)                after (COMPLETED)
@@ -45,11 +45,12 @@ EXACT_WEIGHTS = 1 << 22
 def watch_gradients(model: nn.Module, *, max_parameters: int = 32) -> Iterator[GradientRecorder]:
     """Record gradients, weights and loss of a training loop, for :class:`distkit.Gradients`.
 
-    Each gradient is recorded when ``backward`` has computed it, before any all-reduce, and again at
-    the end of the step. This works with custom loops, with
-    :func:`~distkit.algorithms.sync_sgd_step` and with ``DistributedDataParallel``. All ranks record
-    the gradients and weights of the same steps: all of the first 64, then every second, fourth …,
-    to keep the trace small. Outside a recorded run, this does nothing.
+    Each gradient is recorded as soon as ``backward`` has computed it, before any all-reduce, and
+    again at the end of the step. This works with custom loops, with
+    :func:`~distkit.algorithms.sync_sgd_step` and with ``DistributedDataParallel``. To keep the
+    trace small, the gradients and weights of only some steps are recorded, the same on all ranks:
+    the first 64 steps, then every second step, later every fourth step, and so on. Outside a
+    recorded run, this does nothing.
 
     Args:
         model: the model to train.

@@ -43,8 +43,8 @@ class _Call:
     """An asynchronous call that the program has not waited for.
 
     ``memory`` contains a view of each buffer, and whether the call writes it; ``versions``
-    contains the tensors that only the program changes, and the value of each one's version
-    counter.
+    contains the tensors that only the program changes, with the values of their version
+    counters.
     """
 
     recorder: Recorder
@@ -83,7 +83,7 @@ class OpenBuffers(TorchFunctionMode):
             memory = [(memory_view(t), False) for t in reads] + [
                 (memory_view(t), True) for t in writes
             ]
-            versions = [(t, t._version) for t in versioned if _is_counted(t)]
+            versions = [(t, t._version) for t in versioned if _has_own_version(t)]
         key = id(work)
         call = _Call(pending.recorder, pending.seq, memory, versions)
         self._open[key] = weakref.ref(work, lambda _: self._open.pop(key, None)), call
@@ -234,7 +234,7 @@ def _ignores_values(operator: str) -> bool:
     return name.endswith("_like") or name.startswith("new_")
 
 
-def _is_counted(tensor: torch.Tensor) -> bool:
+def _has_own_version(tensor: torch.Tensor) -> bool:
     """Return whether the version counter covers exactly this tensor's memory."""
     is_supported = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_inference()
     # a one-element view shares its counter with the empty chunks of its base
@@ -259,7 +259,7 @@ def memory_view(tensor: torch.Tensor) -> NDArray[Any]:
             "data": (tensor.data_ptr(), True),
             "typestr": f"|V{size}",
             "shape": tuple(tensor.shape),
-            "strides": tuple(size * step for step in tensor.stride()),
+            "strides": tuple(size * stride for stride in tensor.stride()),
         }
     except RuntimeError:  # the tensor is nested or has no storage
         return np.empty(0)

@@ -32,7 +32,8 @@ from distkit.recording.recorder import stored_values
 class Call:
     """The signature of a c10d operator, with the position of each argument.
 
-    ``inputs`` is None if the operator only writes its tensors, as a receive does.
+    An argument that the operator does not have is None. ``inputs`` is also None if the operator
+    only writes its tensors, as a receive does.
     """
 
     op: Op
@@ -41,11 +42,11 @@ class Call:
     group: int
     peer: int | None = None
     tag: int | None = None
-    waits: int | None = None  # position of async_op
+    async_op: int | None = None
     reduces: bool = False
-    limit: int | None = None  # position of the timeout
+    timeout: int | None = None
     blocks: bool = False  # may return only after completion, as under use_algorithm
-    copies: bool = False  # the backend copies the tensors, and operators write the results
+    copies: bool = False  # the backend writes the results with operators, which increment versions
 
 
 #: The signatures of the recorded operators.
@@ -53,23 +54,23 @@ CALLS = {
     "send": Call(Op.SEND, 0, 0, 1, peer=2, tag=3),
     "recv_": Call(Op.RECV, None, 0, 1, peer=2, tag=3),
     "recv_any_source_": Call(Op.RECV, None, 0, 1, tag=2),
-    "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, waits=4),
-    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, waits=5, reduces=True),
-    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=4, reduces=True, blocks=True),
-    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, waits=3, reduces=True, copies=True),
-    "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "allgather_into_tensor_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, waits=3),
-    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
-    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
-    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, waits=4, reduces=True),
-    "gather_": Call(Op.GATHER, 1, 0, 2, peer=3, waits=4),
-    "scatter_": Call(Op.SCATTER, 1, 0, 2, peer=3, waits=4),
-    "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=3),
-    "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, waits=5),
-    "barrier": Call(Op.BARRIER, None, None, 1, waits=3),
-    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True, limit=3),
+    "broadcast_": Call(Op.BROADCAST, 0, 0, 1, peer=2, async_op=4),
+    "reduce_": Call(Op.REDUCE, 0, 0, 1, peer=3, async_op=5, reduces=True),
+    "allreduce_": Call(Op.ALL_REDUCE, 0, 0, 1, async_op=4, reduces=True, blocks=True),
+    "allreduce_coalesced_": Call(Op.ALL_REDUCE, 0, 0, 1, async_op=3, reduces=True, copies=True),
+    "allgather_": Call(Op.ALL_GATHER, 1, 0, 2, async_op=3),
+    "_allgather_base_": Call(Op.ALL_GATHER, 1, 0, 2, async_op=3),
+    "allgather_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, async_op=3),
+    "allgather_into_tensor_coalesced_": Call(Op.ALL_GATHER, 1, 0, 2, async_op=3),
+    "reduce_scatter_": Call(Op.REDUCE_SCATTER, 1, 0, 2, async_op=4, reduces=True),
+    "_reduce_scatter_base_": Call(Op.REDUCE_SCATTER, 1, 0, 2, async_op=4, reduces=True),
+    "reduce_scatter_tensor_coalesced_": Call(Op.REDUCE_SCATTER, 1, 0, 2, async_op=4, reduces=True),
+    "gather_": Call(Op.GATHER, 1, 0, 2, peer=3, async_op=4),
+    "scatter_": Call(Op.SCATTER, 1, 0, 2, peer=3, async_op=4),
+    "alltoall_": Call(Op.ALL_TO_ALL, 1, 0, 2, async_op=3),
+    "alltoall_base_": Call(Op.ALL_TO_ALL, 1, 0, 2, async_op=5),
+    "barrier": Call(Op.BARRIER, None, None, 1, async_op=3),
+    "monitored_barrier_": Call(Op.BARRIER, None, None, 1, blocks=True, timeout=3),
 }
 
 
@@ -131,7 +132,7 @@ def splits(args: tuple[Any, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def is_functional(frame: FrameType) -> bool:
-    """Return whether the calling frame is an operator such as ``_c10d_functional.all_reduce``."""
+    """Return whether a frame belongs to an operator such as ``_c10d_functional.all_reduce``."""
     return frame.f_code.co_filename == _OPS
 
 
@@ -140,12 +141,12 @@ _TORCH_FILES = {_C10D, c10d_logger.__file__}  # c10d_logger wraps c10d's functio
 
 
 def is_async(call: Call, args: tuple[Any, ...]) -> bool:
-    """Return whether the call passes ``async_op=True``."""
-    return call.waits is not None and (len(args) <= call.waits or bool(args[call.waits]))
+    """Return whether the call is asynchronous, which is the operators' default."""
+    return call.async_op is not None and (len(args) <= call.async_op or bool(args[call.async_op]))
 
 
 def tensors(args: tuple[Any, ...], position: int | None) -> list[torch.Tensor]:
-    """Return the tensors of an argument."""
+    """Return the tensors in the argument at a position."""
     return [] if position is None else tensors_in(args[position])
 
 
@@ -158,7 +159,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for part in value for tensor in tensors_in(part)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 

@@ -137,7 +137,7 @@ class Pending:
             return True
 
     def is_in_this_stream(self) -> bool:
-        """Return whether this thread's current stream waits for the operation."""
+        """Return whether the operation's end was recorded in this thread's current stream."""
         in_flight, device = self.in_flight, self.device
         return in_flight is not None and device is not None and in_flight[1] == device.stream
 
@@ -160,7 +160,7 @@ class Pending:
 
 
 class record_wait:
-    """Records that this thread waits for operations; an exception marks them as failed."""
+    """Records that this thread is waiting for operations; an exception marks them as failed."""
 
     def __init__(self, *operations: Pending, has_timeout: bool = False) -> None:
         self._operations, self._has_timeout = operations, has_timeout
@@ -320,7 +320,7 @@ _WRAPPER_FILES = (
 
 
 def returns_to_user(frame: FrameType) -> bool:
-    """Return whether a function of torch.distributed returns to user code."""
+    """Return whether user code called the torch.distributed function in a frame."""
     for outer, _ in walk_stack(frame):
         file = outer.f_code.co_filename
         if not (file.startswith(_WRAPPER_FILES) or is_stdlib_file(file)):
@@ -355,7 +355,7 @@ class UnwaitedCollectives:
             self._recent.remove(work)
 
     def calls(self, group: str = WORLD) -> list[int]:
-        """Return the sequence numbers of calls not waited for.
+        """Return the sequence numbers of calls that the program has not waited for.
 
         For a group other than the world, return only calls whose Work is alive.
         """

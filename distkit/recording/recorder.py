@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from distkit.recording.pending import DeferredSummary, Pending
     from distkit.trace.columns import Category, Table
 
-#: Maximum number of values in a summary, and of elements of a tensor that is summarized exactly.
+#: ``VALUES``: maximum number of values in a summary. ``EXACT``: maximum number of elements of a
+#: tensor that is summarized exactly.
 VALUES, EXACT = 64, 65_536
+#: Maximum number of sampled elements of a larger tensor.
 _SAMPLE = 4096
 
-#: Budget for summarizing values: CPU time [s], and fraction of the run time. Events beyond it have
-#: no values, which keeps recording cheap in long training loops.
+#: CPU time for summarizing values: ``BUDGET`` [s] plus ``BUDGET_RATE`` times the run time so far.
+#: When it is used up, events have no values, which keeps recording cheap in long training loops.
 BUDGET, BUDGET_RATE = 0.005, 0.005
 
 #: Maximum number of distinct reasons for missing records.
@@ -119,7 +121,7 @@ class Recorder:
         self._seq = itertools.count()
         # frame, instruction and start time of the main thread's wait for another thread
         self._idle: tuple[int, int, float] | None = None
-        self.in_flight: list[Pending] = []  # operations that a GPU still executes
+        self.in_flight: list[Pending] = []  # operations that a GPU is still executing
         self._has_deferred = False  # some values may not have arrived
         self._start_time, self._cpu_time = time.monotonic(), 0.0
 
@@ -193,7 +195,7 @@ class Recorder:
     def summarize(self, *tensors: Tensor) -> Values | DeferredSummary | None:
         """Summarize tensors and charge the CPU time to the budget of :meth:`may_summarize`.
 
-        At most :data:`BUDGET` is charged per call, because the first call on a GPU also loads the
+        At most :data:`BUDGET` is charged per call, because the first call on a GPU also loads
         kernels.
         """
         start = time.thread_time()  # does not count the time of other processes
@@ -218,7 +220,7 @@ class Recorder:
         has_timeout: bool = False,
         is_waiting: Callable[[], bool] | None = None,
     ) -> None:
-        """Record that this thread waits for these operations."""
+        """Record that this thread is waiting for these operations."""
         self.waits[threading.get_ident()] = Wait(
             operations, time.monotonic(), has_timeout, is_waiting
         )
@@ -226,13 +228,14 @@ class Recorder:
             self.request_flush()
 
     def end_wait(self) -> None:
-        """Record that this thread no longer waits."""
+        """Record that this thread is no longer waiting."""
         self.waits.pop(threading.get_ident(), None)
 
     def blocked(self) -> tuple[tuple[int, ...], float, float] | None:
         """Return the rank's wait as ``(seqs, since, now)``, or None if the rank is not blocked.
 
-        ``seqs`` contains the operation of each blocked thread. A long wait is recorded once.
+        ``seqs`` contains the number of the operation in which each blocked thread is waiting. The
+        operation is recorded as blocked only once.
         """
         now, main = time.monotonic(), threading.main_thread().ident or 0
         waits = dict(self.waits)
@@ -257,7 +260,7 @@ class Recorder:
         )
 
     def _record_blocked(self, wait: Wait, now: float, thread: int) -> int | None:
-        """Record and return the operation that a thread is blocked in, or None if not blocked.
+        """Record that a thread is blocked, and return its operation's seq; None if it is not.
 
         Only this method records the stack, which keeps short waits cheap.
         """
@@ -270,14 +273,14 @@ class Recorder:
             wait.recorded_seq = operation.seq
             *call, where, attributes, match = fields = operation.fields
             stack = _wait_attributes(sys._current_frames(), thread, where)
-            # stores have a dict of attributes; the thread may have continued meanwhile
+            # a store call has a dict of attributes; the thread may no longer be waiting
             if isinstance(attributes, tuple) and self.waits.get(thread) is wait:
                 fields = *call, where, (*attributes, *stack), match
             self.put(operation.seq, operation.op, State.BLOCKED, wait.since, fields)
         return wait.recorded_seq
 
     def _idle_since(self, now: float, in_backward: bool) -> float | None:
-        """Return since when the main thread has been waiting for another thread, or None.
+        """Return the time since which the main thread has been waiting for another thread, or None.
 
         In a backward pass, it waits for autograd's threads, which Python does not list.
         """
@@ -579,7 +582,7 @@ def is_stdlib_file(filename: str) -> bool:
 
 
 def busy_threads() -> list[threading.Thread]:
-    """Return the threads, except the main thread, that run or will run user code."""
+    """Return the threads, except the main thread, that are running or will run user code."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # avoids a reference cycle through this frame
 
@@ -596,7 +599,7 @@ def busy_threads() -> list[threading.Thread]:
 
 
 def is_waiting_for_thread(frame: FrameType) -> bool:
-    """Return whether a frame waits in join(), wait(), get() or result() without a timeout."""
+    """Return whether a frame of threading is waiting without a timeout, as in join() or get()."""
     if frame.f_code.co_filename != threading.__file__:
         return False
     limit = frame.f_locals.get("timeout")
@@ -643,7 +646,7 @@ class Flusher:
         with self._flush_lock:
             if self._recorder.in_flight:
                 self._recorder.poll()
-            blocked = self._recorder.blocked()  # before draining, so the rows include its event
+            blocked = self._recorder.blocked()  # adds a BLOCKED event to the rows
             rows = self._recorder.drain(last)
             if rows:
                 self._emit("rows", (len(rows), self._pack(rows)))

@@ -96,8 +96,8 @@ class Tap:
         #: Called before a communication call is passed to the backend; a callback may block or
         #: raise.
         self.before: list[Callable[[Op, int], None]] = []
-        #: Whether gloo executes the collectives (NCCL executes them in streams), and whether this
-        #: process computes on a GPU.
+        #: ``on_gloo``: whether gloo executes the collectives; NCCL executes them in streams.
+        #: ``on_gpu``: whether this process computes on a GPU.
         self.on_gloo = self.on_gpu = False
         #: Examines each call before it is passed to the backend, and reports what it finds.
         self.call_context: CallContext | None = None
@@ -161,8 +161,8 @@ class Tap:
         # by group: the id of the thread that calls collectives, or 0 if several threads do
         self._threads: dict[str, int] = {}
         self._groups_with_timeout: set[str] = set()  # groups with a short timeout
-        self._backward = -1  # id of the backward pass of ``_sent_in_backward``
-        self._sent_in_backward: list[tuple[Any, Pending]] = []  # sent by DDP's reducer
+        self._backward = -1  # id of the backward pass of ``_reducer_calls``
+        self._reducer_calls: list[tuple[Any, Pending]] = []  # calls of DDP's reducer
 
     # -- one call ---------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Tap:
         if not (self.on_gloo or pending.device is None):
             pending.record_begin()
         if call.blocks or pending.begin is not None:
-            limit = None if call.limit is None else args[call.limit]
+            limit = None if call.timeout is None else args[call.timeout]
             recorder.begin_wait(pending, has_timeout=is_user_timeout(limit))
         try:
             result = redispatch(keys, *args)
@@ -223,8 +223,9 @@ class Tap:
         call_tensors = (call.inputs != call.outputs and tensors(args, call.inputs)) or outputs
         if call.op not in P2P:
             self.collectives[group.name] += 1
+            # a backward pass runs on autograd's threads
             if not in_backward and self._threads.get(group.name) != thread:
-                self._check_thread(group.name, thread)  # autograd uses separate threads
+                self._check_thread(group.name, thread)
         peer = None if call.peer is None else group.rank(args[call.peer])
         tag = None if call.tag is None else args[call.tag]
         shape, dtype, nbytes = describe(call_tensors)
@@ -327,7 +328,7 @@ class Tap:
     def _track_background(
         self, recorder: Recorder, work: Any, pending: Pending, separate: bool
     ) -> None:
-        """Record a completion that C++ waits for, as DDP's reducer does at the end of backward.
+        """Record a completion for which C++ code waits; DDP's reducer does at the end of backward.
 
         A future's callback runs on a thread of the backend, which competes with the main thread for
         the GIL. The only bucket of a small model is recorded more cheaply, right after the reducer
@@ -348,13 +349,14 @@ class Tap:
             return
         is_first = backward != self._backward
         if is_first:
-            self._backward, self._sent_in_backward = backward, []
-            self._after_backward(recorder, 2)  # two callbacks; the reducer's runs between them
-        self._sent_in_backward.append((work, pending))
+            self._backward, self._reducer_calls = backward, []
+            # the reducer's callback will run between these two callbacks
+            self._after_backward(recorder, 2)
+        self._reducer_calls.append((work, pending))
         if pending.begin is None and not is_first:
-            for sent in self._sent_in_backward:
-                self._complete_by_future(*sent)
-            self._sent_in_backward = []
+            for call in self._reducer_calls:
+                self._complete_by_future(*call)
+            self._reducer_calls = []
 
     def _backward_hook(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward pass and check the gradients afterwards."""
@@ -362,18 +364,18 @@ class Tap:
         if self.call_context is not None and torch._C._current_graph_task_id() < 0:
             self.call_context.after_backward()
 
-    def _after_backward(self, recorder: Recorder, calls: int) -> None:
-        if calls:
-            if calls == 1:  # the reducer next waits for all buckets of this backward pass
+    def _after_backward(self, recorder: Recorder, callbacks: int) -> None:
+        if callbacks:
+            if callbacks == 1:  # the reducer next waits for all buckets of this backward pass
                 recorder.begin_wait(*(p for _, p in self._pending.values() if not p.is_done))
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._after_backward(recorder, calls - 1))
+            engine.queue_callback(lambda: self._after_backward(recorder, callbacks - 1))
             return
         recorder.end_wait()
-        for work, pending in self._sent_in_backward:
+        for work, pending in self._reducer_calls:
             is_done = pending.begin is not None or _is_completed(work)
             (self._record_outcome if is_done else self._complete_by_future)(work, pending)
-        self._sent_in_backward = []
+        self._reducer_calls = []
 
     def _complete_by_future(self, work: Any, pending: Pending) -> None:
         if (future := _future_of(work)) is not None:  # otherwise, _wait_hook records it
@@ -434,7 +436,7 @@ class Tap:
         return result
 
     def _source(self, work: Any, pending: Pending) -> int | None:
-        """Return the sender of the message that matched a receive from any source."""
+        """Return the sender of the message that matched a receive from any source, or None."""
         if pending.op is not Op.RECV or pending.fields[0] is not None:
             return None
         return self.groups.by_name[pending.fields[1]].rank(work._source_rank())
@@ -541,7 +543,7 @@ class Tap:
     def _store_hook(
         self, name: str, method: Callable[..., Any], store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Record a store call, unless c10d, distkit or a call that is being recorded makes it."""
+        """Record a program's store call, unless it is part of a call that is being recorded."""
         recorder, caller = _recorder.current(), sys._getframe(2).f_code.co_filename
         is_internal = caller.startswith((c10d.__file__, *HIDDEN_FILES))
         if recorder is None or is_internal or threading.get_ident() in recorder.waits:

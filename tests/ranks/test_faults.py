@@ -108,7 +108,7 @@ def test_faults_on_unknown_ranks_raise(options: dict[str, Any], message: str) ->
         ({"kill": {0: -1}}, r"kill=…\) expects integers ≥ 0"),
         ({"kill": {0: 1.5}}, r"kill=…\) expects integers ≥ 0"),
         ({"bandwidth": "slow"}, "bytes per second"),
-        ({"delay": {"0": 1, 7: 1}}, "got '0'"),
+        ({"delay": {"0": 1, 7: 1}}, "got the key '0'"),
         ({"delay": {7: 1}}, "got rank 7"),
     ],
 )
