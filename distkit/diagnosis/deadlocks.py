@@ -117,7 +117,7 @@ def _message_taken(evidence: Evidence, span: Span) -> Finding | None:
 
 
 def _wrong_source(evidence: Evidence, span: Span) -> Finding | None:
-    """Find a receive from one rank while another rank sends the message."""
+    """Find a receive that names the wrong sender: another rank sends the message."""
     if span.op is not Op.RECV or span.peer is None or _in_wait_chain(evidence, span):
         return None
     for send, recv in _ends(evidence, span):
@@ -134,7 +134,7 @@ def _wrong_source(evidence: Evidence, span: Span) -> Finding | None:
 
 
 def _wrong_destination(evidence: Evidence, span: Span) -> Finding | None:
-    """Find a message to one rank while another rank waits for it."""
+    """Find a send that names the wrong destination: another rank is waiting for the message."""
     for send, recv in _ends(evidence, span):
         was_intended = (
             recv.peer == send.rank and recv.group == send.group and send.peer != recv.rank
@@ -154,8 +154,8 @@ def _wrong_destination(evidence: Evidence, span: Span) -> Finding | None:
 def _in_wait_chain(evidence: Evidence, span: Span) -> bool:
     """Return whether a chain of waiting ranks leads from this call back to its own rank.
 
-    A chain is ignored if each of its ranks has an unmatched send other than the call that it waits
-    in: such a send is misdirected.
+    A chain is ignored if each of its ranks has an unmatched send other than the call in which it
+    is waiting: such a send is misdirected.
     """
     rank, chain = span.peer, [span.rank]
     while rank is not None and rank not in chain:
@@ -171,7 +171,7 @@ def _in_wait_chain(evidence: Evidence, span: Span) -> bool:
 
 
 def _mixed_groups(evidence: Evidence, span: Span) -> Finding | None:
-    """Find ranks that wait for each other in the same collective of different groups."""
+    """Find ranks that are waiting for each other in the same collective on different groups."""
     if span.op not in COLLECTIVES:
         return None
     for rank in evidence.waits_for[span.rank]:
@@ -190,7 +190,7 @@ def _mixed_groups(evidence: Evidence, span: Span) -> Finding | None:
 
 
 def finished_partner(evidence: Evidence, stuck: Stuck) -> Cause | None:
-    """Find a rank that waits for a finished rank, examining messages before collectives."""
+    """Find a rank that is waiting for a finished rank; examine messages before collectives."""
     calls = [s for s in stuck.values() if s.match is None]
     for span in sorted(calls, key=lambda s: s.op not in P2P):
         absent = [r for r in evidence.waits_for[span.rank] if evidence.has_ended(r)]
@@ -226,7 +226,7 @@ def _no_partner(evidence: Evidence, span: Span, absent: list[int]) -> Finding:
 
 
 def _not_called(evidence: Evidence, waits: Stuck, absent: list[int]) -> Finding:
-    """Return the finding for a collective that some ranks wait in and others did not call."""
+    """Return the finding for a collective that only some ranks have called."""
     span = waits[min(waits)]
     unused_parameters = find_unused_parameters(evidence, absent, waits.values())
     if "gradients" in span.attributes and unused_parameters is not None:
@@ -279,15 +279,15 @@ def _group_hint(evidence: Evidence, waits: Stuck) -> str:
 
 
 def missing_key(evidence: Evidence, stuck: Stuck) -> Cause | None:
-    """Find ranks that wait for a store key that no rank has set."""
+    """Find ranks that are waiting for a store key that no rank has set."""
     span = next((s for s in stuck.values() if s.op is Op.STORE_WAIT), None)
     if span is None:
         return None
     waits = {r: s for r, s in stuck.items() if (s.op, s.attributes) == (span.op, span.attributes)}
     others = [r for r in evidence.graph.ranks if r not in waits]
     missing = evidence.graph.keys.missing(span)
-    similar_keys = [similar(key, evidence.graph.keys.set) for key in missing]
-    near_events = [evidence.graph.keys.set[key] for key in similar_keys if key]
+    similar_keys = [similar(key, evidence.graph.keys.set_events) for key in missing]
+    near_events = [evidence.graph.keys.set_events[key] for key in similar_keys if key]
     other_spans = [evidence.stuck[rank] for rank in others if rank in evidence.stuck]
     ends = [f"{named([r])} has {evidence.end_phrase([r])}" for r in others if evidence.has_ended(r)]
     activities = [*ends, *(clauses([s], "wait in", evidence.call) for s in other_spans)]
@@ -306,7 +306,7 @@ def missing_key(evidence: Evidence, stuck: Stuck) -> Cause | None:
 
 
 def destroyed_group(evidence: Evidence, stuck: Stuck) -> Cause | None:
-    """Find ranks that wait in a call on a group that another member has destroyed."""
+    """Find ranks that are waiting in a call on a group that another member has destroyed."""
     for rank, span in stuck.items():
         candidates = [evidence.destroy_marks.get((r, span.group)) for r in evidence.waits_for[rank]]
         marks = [
@@ -367,9 +367,9 @@ def _cycle(evidence: Evidence, ring: list[Span]) -> Finding:
 # -- failed ranks -----------------------------------------------------------------------------
 
 
-def remedy_for_end(how: str) -> str:
+def remedy_for_end(cause: str) -> str:
     """Return the remedy for a process that has exited."""
-    return next((r for text, r in rules.ENDINGS.items() if text in how), rules.died.remedy)
+    return next((r for text, r in rules.ENDINGS.items() if text in cause), rules.died.remedy)
 
 
 #: Matches DDP's error for two ranks that wrap different models.

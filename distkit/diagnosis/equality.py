@@ -19,7 +19,7 @@ from distkit.trace.training import Training, mean_loss, read
 #: Relative tolerance for a different order of summation, by dtype.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
-#: Relative tolerance for weights, which the optimizer of each run rounds twice, by dtype.
+#: Relative tolerance for weights, by dtype. The optimizer of each run rounds the weights twice.
 ROUNDING = {"float64": 2**-51, "float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}
 
 #: A gradient that cancels to zero, such as the gradient of a bias before batch norm, consists of
@@ -90,7 +90,8 @@ def equal(
     loss is the mean over the examples of all ranks. Gradients before the all-reduce are not
     compared.
 
-    For gradients of more than 64 elements, 64 elements, the extremes and the norm are compared.
+    Of a gradient with more than 64 elements, only 64 elements, the extremes and the norm are
+    compared.
     Weights are equal if their checksums are equal; otherwise random projections estimate the
     difference between the latest updates, relative to the larger one. Differences within the
     rounding error of the weights are ignored, even for small updates.
@@ -238,7 +239,7 @@ class _DifferenceFinder:
         """Return the layer whose weight norms differ most."""
         norms = self._first.norms[n].get(rank, ()), _for_rank(rank, self._second.norms[n]) or ()
         differences = [abs(x - y) / (max(x, y) or 1) for x, y in zip(*norms, strict=False)]
-        names = self._first.named
+        names = self._first.normed_layers
         return (
             names[differences.index(max(differences))]
             if differences and len(names) == len(differences)

@@ -144,7 +144,7 @@ def is_server_request(e: CallRecord) -> bool:
 
 
 def _topic(request: CallRecord) -> object:
-    """Return a request's topic: its kind for the scheduler, its kind and key for servers."""
+    """Return a request's topic: its kind and, if it goes to a server, the server and the key."""
     if request.op in (Op.REGISTER, Op.BARRIER):
         return request.op
     return request.op, request.peer, request.attributes.get("key")
@@ -167,18 +167,20 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        self.set: dict[str, Event] = {}  # the first event that set each key
+        self.set_events: dict[str, Event] = {}  # the first event that set each key
 
     def feed(self, e: Event) -> None:
         """Record the keys that a call sets."""
         if e.op is Op.STORE_SET:
             for key in _keys(e):
-                self.set.setdefault(key, e)
+                self.set_events.setdefault(key, e)
 
     def missing(self, call: CallRecord) -> list[str]:
         """Return the keys that a call waits for and that no rank has set."""
         return [
-            key for key in _keys(call) if not any(_same_key(key, set_key) for set_key in self.set)
+            key
+            for key in _keys(call)
+            if not any(_same_key(key, set_key) for set_key in self.set_events)
         ]
 
 

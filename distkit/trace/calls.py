@@ -122,13 +122,13 @@ def _request(record: CallRecord | Category) -> str:
 
 
 def keys(names: Sequence[Any]) -> str:
-    """Return the keys of a request as in source code; "…" represents omitted keys.
+    """Return the keys of a request as they appear in source code; "…" represents omitted keys.
 
     >>> keys(["w"]), keys((0, 1, "…", 9))
     ("'w'", '[0, 1, …, 9]')
     """
-    texts = [name if name == "…" else repr(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    items = [name if name == "…" else repr(name) for name in names]
+    return items[0] if len(items) == 1 else f"[{', '.join(items)}]"
 
 
 def at(where: str) -> str:
@@ -219,5 +219,8 @@ def difference(one: CallRecord, other: CallRecord) -> str:
 
 
 def never_match(one: CallRecord, other: CallRecord) -> bool:
-    """Return whether two calls never match; a different reduction only produces wrong values."""
+    """Return whether two calls cannot match.
+
+    Calls that differ only in their reduction match, but the result is wrong.
+    """
     return difference(one, other) not in ("", "reduction")

@@ -29,7 +29,8 @@ Json = dict[str, Any]
 #: An operation: rank and seq.
 Key = tuple[int, int]
 
-#: Number of thread ids per process, and the first thread for communication; marks start at 0.
+#: ``_THREADS``: number of thread ids per process. ``_COMMUNICATION``: the first one for
+#: communication; marks use those below it.
 _THREADS, _COMMUNICATION = 1000, 500
 #: Duration of the slice at the end of a receive in which the arrow ends [µs].
 _ARRIVAL = 1.0
@@ -77,9 +78,9 @@ def _slices(trace: EventLog) -> dict[Key, Json]:
         kind, name = "communication", str(s.op)
         if s.op is Op.MARK:
             kind, name = "computation", s.label or "computation"
-        busy, end = ends[s.rank, kind], math.inf if s.end is None else s.end
-        n = next((i for i, last in enumerate(busy) if last <= s.start), len(busy))
-        busy[n : n + 1] = [end]
+        thread_ends, end = ends[s.rank, kind], math.inf if s.end is None else s.end
+        n = next((i for i, last in enumerate(thread_ends) if last <= s.start), len(thread_ends))
+        thread_ends[n : n + 1] = [end]
         thread = _thread(s.rank, n + _COMMUNICATION * (kind == "communication"))
         start = round((s.start - trace.start) * 1e9)
         event = {"name": name, "cat": kind, **thread, "ts": start / 1e3, "args": _args(s)}
@@ -91,12 +92,12 @@ def _slices(trace: EventLog) -> dict[Key, Json]:
 
 
 def _thread(rank: int, thread: int = 0) -> Json:
-    """Return ids that start at 1, since some viewers treat 0 specially; thread ids are global."""
+    """Return the ids of a process and a thread, avoiding 0, which some viewers treat specially."""
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS + thread}
 
 
 def _names(trace: EventLog, slices: Iterable[Json]) -> Iterator[Json]:
-    """Yield the metadata of the processes, and of the threads of the slices."""
+    """Yield metadata events that name and sort the processes and name the threads."""
     for rank in trace.ranks:
         process = {"ph": "M", **_thread(rank)}
         yield {**process, "name": "process_name", "args": {"name": trace.info.rank(rank).name}}
@@ -160,15 +161,15 @@ def _arrival(m: Message, recv: Json) -> Json:
     Perfetto draws an arrow from the slice that starts first to the other one, and a receive is
     often called before its send.
     """
-    seconds = min(recv["dur"], _ARRIVAL)
-    start, dur = round(recv["ts"] + recv["dur"] - seconds, 3), round(0.99 * seconds, 3)
+    length = min(recv["dur"], _ARRIVAL)
+    start, dur = round(recv["ts"] + recv["dur"] - length, 3), round(0.99 * length, 3)
     return {**recv, "name": "arrived", "ts": start, "dur": dur, "args": {"from": m.src}}
 
 
 def _arrow(number: int, chain: list[Json]) -> Iterator[Json]:
     """Yield the flow events of an arrow through slices."""
     flow = {"name": chain[0]["name"], "cat": "flow", "id": number}
-    first, *inner, last = ({**flow, **{k: step[k] for k in ("pid", "tid", "ts")}} for step in chain)
+    first, *inner, last = ({**flow, **{k: e[k] for k in ("pid", "tid", "ts")}} for e in chain)
     yield {**first, "ph": "s"}
-    yield from ({**step, "ph": "t"} for step in inner)
+    yield from ({**e, "ph": "t"} for e in inner)
     yield {**last, "ph": "f", "bp": "e"}

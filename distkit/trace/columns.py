@@ -1,7 +1,7 @@
 """The events of a trace in columns, one array per field, for traces with millions of events.
 
-Fields that many events share, their *category*, are stored once. :class:`Table` is also a sequence
-of events, which are created on demand.
+Most fields have the same values in many events. Each combination of these values is a *category*,
+which is stored once. :class:`Table` is also a sequence of events, which are created on demand.
 """
 
 from __future__ import annotations
@@ -88,17 +88,19 @@ class Table(Sequence[Event]):
     @classmethod
     def concatenate(cls, tables: Iterable[Table]) -> Table:
         """Return one table with the events of all tables, in the order of the tables."""
-        parts = [cls.from_events(()), *tables]
+        all_tables = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
-        category = [t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in parts]
+        category = [
+            t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in all_tables
+        ]
         return cls(
-            np.concatenate([part.rank for part in parts]),
-            np.concatenate([part.seq for part in parts]),
+            np.concatenate([t.rank for t in all_tables]),
+            np.concatenate([t.seq for t in all_tables]),
             np.concatenate(category),
-            np.concatenate([part.time for part in parts]),
+            np.concatenate([t.time for t in all_tables]),
             [*codes],
-            np.concatenate([part.match for part in parts]),
-            np.concatenate([part.summary for part in parts]),
+            np.concatenate([t.match for t in all_tables]),
+            np.concatenate([t.summary for t in all_tables]),
         )
 
     def sorted(self) -> Table:
@@ -131,11 +133,11 @@ class Table(Sequence[Event]):
             self.match.tolist(),
             self.summary.tolist(),
         )
-        parts: list[tuple[Any, Any]] = [
+        fields: list[tuple[Any, Any]] = [
             (category[:2], category[2:]) for category in self.categories
         ]
         return tuple(
-            Event(*(rank, seq, *parts[category][0], time, *parts[category][1], match, summary))
+            Event(*(rank, seq, *fields[category][0], time, *fields[category][1], match, summary))
             for rank, seq, category, time, match, summary in zip(*columns, strict=True)
         )
 

@@ -3,7 +3,7 @@
 The first line is a header with the format's version, the number of events and the metadata of the
 run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
 ``rank``, ``seq``, ``category`` and ``time`` have one element per event. ``categories`` contains the
-shared fields. ``match`` and ``summary`` have an entry for each event with this optional field.
+shared fields. ``match`` and ``summary`` have an entry for each event that has this optional field.
 msgspec validates each field.
 """
 
@@ -67,7 +67,7 @@ def load(path: Path, kind: type[Log]) -> Log:
         ) from e
     if len(trace) != head.events:
         raise TraceFileError(
-            f"{path}: the file has {len(trace)} of {head.events} events. "
+            f"{path}: the header states {head.events} events, but the file has {len(trace)}. "
             "Copy the file again, or save the trace again with trace.save(path)."
         )
     return trace

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-#: Upper bound for the number of ranks in a trace; ten times the size of the largest simulations.
+#: Upper bound for the number of ranks in a trace.
 MAX_RANKS = 100_000
-#: Upper bound for integers: floats, and thus JavaScript, represent smaller ones exactly.
+#: Upper bound for integers; Python's floats and JavaScript represent all smaller integers exactly.
 MAX_INTEGER = 2**53
 #: Difference between the first operation numbers of a rank's successive processes.
 SEQ_STRIDE = 1 << 32
@@ -93,7 +93,7 @@ class Limitation(Struct, frozen=True, omit_defaults=True):
 
 
 class Raising(Struct, frozen=True):
-    """An exception that has propagated on a rank since its operation ``seq``."""
+    """An exception that has been propagating on a rank since its operation ``seq``."""
 
     seq: Integer
     text: str
@@ -101,7 +101,7 @@ class Raising(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True, array_like=True):
-    """The operations ``seqs`` that a rank waits in, from ``since`` to at least ``until`` [s]."""
+    """Operations ``seqs`` in which a rank waited, from ``since`` until at least ``until`` [s]."""
 
     seqs: tuple[Integer, ...]
     since: Number
@@ -125,8 +125,8 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         groups: the ranks of each process group.
         ends: how each rank ended.
         until: the end of the trace [s].
-        raising: the exception that propagates on each rank.
-        unreduced: the parameters whose gradients were not reduced, by rank.
+        raising: the exception that is propagating on each rank.
+        unreduced: the DDP parameters that received no gradient, by rank.
         unwaited: the operations on each rank that were never waited for.
         backend: the backend of ``torch.distributed``.
         device: the device type of all ranks.
@@ -141,7 +141,7 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, kw_only=True):
         unrecorded: number of records missing or not checked, by rank and reason.
         limitations: the limits of the recording, by topic, such as "matching".
         replaced: the processes that were replaced.
-        sources: the source text of the program's files.
+        sources: the source code of the program's files.
         waits: the waits of ranks that may still be running.
         clocks: the hosts' clock offsets, if there are several hosts.
 
@@ -216,7 +216,7 @@ def traffic(hosts: Mapping[int, str], sums: Iterable[tuple[int, int, int, int]])
 
     Args:
         hosts: the host of each rank; messages to or from other ranks are ignored.
-        sums: sender, receiver, number of messages and number of bytes.
+        sums: tuples of sender, receiver, number of messages and number of bytes.
 
     >>> traffic({0: "alpha", 1: "alpha", 2: "beta"}, [(0, 1, 1, 8), (1, 2, 1, 4), (0, 2, 1, 4)])
     {('alpha', 'alpha'): (1, 8), ('alpha', 'beta'): (2, 8)}

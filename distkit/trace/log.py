@@ -40,7 +40,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 class EventLog(Sequence[Event]):
     """An immutable sequence of events, with the operations and messages derived from them.
 
-    :class:`~distkit.Trace` adds diagnosis, files and views, and documents the arguments.
+    :class:`~distkit.Trace` adds diagnosis, files and views. It documents the arguments.
     """
 
     events: Sequence[Event] = ()
@@ -141,7 +141,7 @@ class EventLog(Sequence[Event]):
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The messages between ranks, including requests and replies, by time of sending."""
+        """The messages between ranks, including requests and replies, sorted by send time."""
         return self.pairs.messages()
 
     @cached_property
@@ -150,7 +150,7 @@ class EventLog(Sequence[Event]):
         return self.grouped_by_match(s for s in self.spans if s.op in COLLECTIVES)
 
     def grouped_by_match(self, spans: Iterable[Span]) -> list[list[Span]]:
-        """Group operations by their match; each unmatched operation is a separate group."""
+        """Group operations by their match; each unmatched operation forms its own group."""
         groups = grouped(spans, lambda s: self.matches.get((s.rank, s.seq), (s.rank, s.seq)))
         return list(groups.values())
 
@@ -163,10 +163,10 @@ class EventLog(Sequence[Event]):
         return traffic(hosts_of(self.info), self.pairs.sums())
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row per event: its fields, label, match id and hosts. Requires pandas.
+        """Return a DataFrame with one row per event: its fields, label, match id and hosts.
 
-        ``time`` counts from the first event. See :class:`Event` for the fields; ``summary`` is not
-        included.
+        Requires pandas. ``time`` is relative to the first event. See :class:`Event` for the fields;
+        ``summary`` is not included.
         """
         import pandas as pd
 

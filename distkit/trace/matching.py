@@ -4,8 +4,7 @@ No side effects.
 
 The channels of :mod:`distkit.trace.calls` define which operations match. Spans, matches and
 messages are rows of these columns, created on demand; views of whole traces read the columns.
-Events may arrive in batches, with ranks in any order, but in time order per rank; batches and the
-order of ranks do not affect the result.
+The events of one rank must be in time order. The order of the ranks does not affect the result.
 """
 
 from __future__ import annotations
@@ -105,11 +104,11 @@ class Operations:
         sizes, size = np.unique(self.nbytes, return_inverse=True)
         key = (first * len(categories) + last) * len(sizes) + size
         _, index, code = np.unique(key, return_index=True, return_inverse=True)
-        parts = zip(*(a[index].tolist() for a in (first, last, self.nbytes)), strict=True)
+        rows = zip(*(a[index].tolist() for a in (first, last, self.nbytes)), strict=True)
         indices: dict[Category, int] = {}
         numbers = [
             indices.setdefault(_join(categories[a], categories[b], size), len(indices))
-            for a, b, size in parts
+            for a, b, size in rows
         ]
         self.category, self.categories = np.array(numbers, np.int64)[code], [*indices]
 
@@ -165,12 +164,12 @@ class Operations:
 
     @cached_property
     def mark(self) -> Bools:
-        """Whether each operation is computation."""
+        """Whether each operation is a computation."""
         return self.is_any_of(COMPUTATION)
 
     @cached_property
     def order(self) -> Ints:
-        """The operations in order of their start."""
+        """The indices of the operations, sorted by start time."""
         order: Ints = np.lexsort((self.seq, self.rank, self.start))
         return order
 
@@ -189,11 +188,13 @@ class Operations:
         columns = (self.rank, self.seq, self.category, self.start, _optional(self.end), self.match)
         ids = [*self._ids, *[None] * (self.match_count - self.named + 1)]  # index -1: no match
         rows = zip(*(c.tolist() for c in columns), self.values(np.arange(len(self))), strict=True)
-        parts: list[tuple[Any, Any]] = [
+        fields: list[tuple[Any, Any]] = [
             (category[:2], category[2:]) for category in self.categories
         ]
         return [
-            Span(*(rank, seq, *parts[category][0], start, *parts[category][1], ids[match], end, *v))
+            Span(
+                *(rank, seq, *fields[category][0], start, *fields[category][1], ids[match], end, *v)
+            )
             for rank, seq, category, start, end, match, v in rows
         ]
 
@@ -275,8 +276,8 @@ class Pairs:
         base = int(max(src.max(initial=0), dst.max(initial=0))) + 1
         pairs, pair = np.unique(src * base + dst, return_inverse=True)
         sizes = np.bincount(pair, weights=self.nbytes[is_sent], minlength=len(pairs))
-        parts = (pairs // base, pairs % base, np.bincount(pair, minlength=len(pairs)), sizes)
-        return list(zip(*(part.astype(int).tolist() for part in parts), strict=True))
+        columns = (pairs // base, pairs % base, np.bincount(pair, minlength=len(pairs)), sizes)
+        return list(zip(*(column.astype(int).tolist() for column in columns), strict=True))
 
     # -- as objects ---------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class Pairs:
         return {(rank, seq): ids[match] for rank, seq, match in numbers}
 
     def messages(self) -> list[Message]:
-        """Return the messages in order of sending; messages that were never sent are last."""
+        """Return the messages, sorted by send time; messages that were never sent come last."""
         ops, missing = self.ops, len(self.ops)
         position = np.full(missing + 1, missing)  # the last element represents a missing end
         position[ops.order] = np.arange(missing)
@@ -322,7 +323,7 @@ class Pairs:
         ]
 
     def requests(self) -> list[tuple[Span, Span | None, Span | None]]:
-        """Return each request with its arrival and reply, if known, in order of start."""
+        """Return each request with its arrival and reply, if known, sorted by start time."""
         rows: list[Any] = [*self.ops.rows, None]
         columns = [[rows[i] for i in ends.tolist()] for ends in self._requests]
         return sorted(
@@ -355,9 +356,9 @@ def occurrence(key: Ints) -> Ints:
     order = np.argsort(key, kind="stable")
     heads = np.flatnonzero(np.diff(key[order], prepend=key[order][:1] - 1))
     lengths = np.diff(np.append(heads, len(key)))
-    counts = np.empty(len(key), np.int64)
-    counts[order] = np.arange(len(key)) - np.repeat(heads, lengths)
-    return counts
+    positions = np.empty(len(key), np.int64)
+    positions[order] = np.arange(len(key)) - np.repeat(heads, lengths)
+    return positions
 
 
 def _optional(times: Floats) -> NDArray[Any]:

@@ -58,7 +58,7 @@ class Trace(EventLog):
         from the name. :meth:`diagnose` reports the limits of such files.
 
         A folder written by :func:`distkit_hosts.record` is merged into one trace, even while the
-        ranks run; if it contains several runs, the latest is read.
+        ranks are running; if it contains several runs, the latest is read.
 
         Args:
             path: a file, several files of one run, or a folder.
@@ -99,7 +99,7 @@ class Trace(EventLog):
 
 
 def without_idle_servers(trace: Trace) -> Trace:
-    """Remove the events of servers and the scheduler if no worker creates a KVStore.
+    """Return a trace without the events of servers and the scheduler if no worker uses a KVStore.
 
     >>> from distkit.events import Event, State
     >>> from distkit.trace.info import RankInfo, RunInfo

@@ -53,11 +53,11 @@ class Training:
         default_factory=lambda: defaultdict(dict)
     )
     dtypes: dict[str, str] = field(default_factory=dict)
-    # weight norms of the layers in ``named``, after 0, 1, 2 … steps, by rank
+    # weight norms of ``normed_layers`` after 0, 1, 2 … steps, by rank
     norms: dict[int, dict[int, tuple[float, ...]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    named: tuple[str, ...] = ()
+    normed_layers: tuple[str, ...] = ()
 
     def feed(self, rank: int, spans: Iterator[Span]) -> None:
         """Process one rank's marks, in order."""
@@ -71,7 +71,7 @@ class Training:
             elif kind == "weights" and s.after:
                 self.weights[n][rank] = str(s.attributes.get("checksum", "")), s.after
                 self.norms[n][rank] = tuple(s.attributes.get("norms", ()))
-                self.named = self.named or tuple(s.attributes.get("layers", ()))
+                self.normed_layers = self.normed_layers or tuple(s.attributes.get("layers", ()))
             elif kind == "gradient":
                 self._gradient(self.steps[n], rank, name, s)
             elif kind == "reference" and s.after:
@@ -87,7 +87,7 @@ class Training:
 
 
 def read(trace: EventLog) -> Training:
-    """Return the training loop of a trace; it has no steps if none was recorded."""
+    """Return the training loop of a trace; it has no steps if none were recorded."""
     marks = (s for s in trace.spans if s.op is Op.MARK and (s.before or s.after))
     lanes = grouped(marks, lambda s: s.rank)
     training = Training()
