@@ -3,7 +3,7 @@
 A rank is stuck if it is blocked and needs a rank that is stuck, has ended, or has made a different
 call. If any one of several ranks could unblock it, as in a receive from any source, this must be
 true of all of them. A rank that is still computing may yet arrive. Each cause is reported once,
-with the ranks that wait because of it.
+with the ranks that are waiting because of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Diagnosis:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.explained_ranks = evidence, set[int]()
-        # (rank, seq) of calls made while an exception propagates
+        # (rank, seq) of calls made while an exception is propagating
         self._leaving_calls: set[tuple[int, int]] = set()
 
     def findings(self) -> list[Finding]:
@@ -77,7 +77,7 @@ class _Diagnosis:
     # -- propagating exceptions --------------------------------------------------
 
     def _raising_ranks(self) -> Iterator[Finding]:
-        """Find ranks that wait in a collective while an exception propagates."""
+        """Find ranks that are waiting in a collective while an exception is propagating."""
         for rank, span in sorted(self._unexplained().items()):
             finding = raised_in_flight(self.evidence, span)
             if finding is not None and rank not in self.explained_ranks:
@@ -103,9 +103,9 @@ class _Diagnosis:
             waiting = self._mark_explained({*stuck_ranks, *victims}, extra=stuck_ranks)
             found = self._with_explained_ranks(finding, waiting)
             if victims:
-                how = self.evidence.ends[victims[0]].text.partition("\n")[0]
+                error = self.evidence.ends[victims[0]].text.partition("\n")[0]
                 text = (
-                    f"{found.message} {named(victims).capitalize()} failed because of it ({how})."
+                    f"{found.message} {named(victims).capitalize()} failed because of it ({error})."
                 )
                 found = replace(found, message=text, victims=tuple(victims))
             results.append(found)
@@ -176,7 +176,7 @@ class _Diagnosis:
         return {r: s for r, s in self.evidence.stuck.items() if r not in self.explained_ranks}
 
     def _mark_explained(self, causes: set[int], extra: Iterable[int] = ()) -> list[int]:
-        """Return and mark the stuck ranks that wait for ``causes``, directly or indirectly."""
+        """Mark the stuck ranks that depend on ``causes`` as explained, and return them."""
         waiting = set(extra)
         while added := {
             r

@@ -2,8 +2,8 @@
 
 No side effects.
 
-The sequences of calls show where ranks diverge. The program's text shows which ranks deviate, and
-why. See :mod:`distkit.diagnosis.program`.
+The sequences of calls show where ranks diverge. The program's source code shows which ranks
+deviate, and why. See :mod:`distkit.diagnosis.program`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def diverged(
         guard = _diverging_guard(evidence.program, here, there, first=not any(earlier))
         if guard is not None and guard.statement.is_loop:
             both = callers[0], others[0]
-            counts = [sum(s.where == here[0] for s in calls[rank][:nth]) for rank in both]
-            return one_more(evidence, column, [callers, others], counts)
+            call_counts = [sum(s.where == here[0] for s in calls[rank][:nth]) for rank in both]
+            return one_more(evidence, column, [callers, others], call_counts)
         candidates += [(guard, callers, others)] if guard is not None else []
     candidates = [f for f in candidates if not f[0].is_exit] or candidates
     return _only_some(evidence, column, *candidates[0]) if len(candidates) == 1 else None
@@ -85,7 +85,7 @@ def _only_some(
 ) -> Finding:
     """Return the finding for a call that only some ranks make because of a condition."""
     spans, other_spans = [column[r] for r in callers], [column[r] for r in others]
-    counts = [
+    earlier = [
         evidence.count_earlier_calls(r, other_spans[0].where, column[r])
         for r in (callers[0], others[0])
     ]
@@ -97,12 +97,14 @@ def _only_some(
         calls=Calls(spans),
         other_calls=Calls(other_spans),
         under="" if guard.is_exit else rule.fill("under", guard=guard.statement),
-        again=rule.fill("again", n=counts[1] + 1, ranks=callers, m=counts[0]) if counts[0] else "",
+        again=rule.fill("again", n=earlier[1] + 1, ranks=callers, m=earlier[0])
+        if earlier[0]
+        else "",
     )
 
 
 def one_more(
-    evidence: Evidence, column: Column, sides: Sequence[list[int]], counts: Sequence[int]
+    evidence: Evidence, column: Column, sides: Sequence[list[int]], call_counts: Sequence[int]
 ) -> Finding:
     """Return the finding for a call that some ranks make once more than the others.
 
@@ -110,7 +112,7 @@ def one_more(
         evidence: the evidence from the run.
         column: the calls of all ranks at this position.
         sides: the ranks that make the call once more, and the others.
-        counts: the number of earlier calls on each side.
+        call_counts: the number of earlier calls on each side.
     """
     spans, other_spans = ([column[r] for r in side] for side in sides)
     gradients = "gradients" in spans[0].attributes
@@ -121,15 +123,15 @@ def one_more(
         culprits=outliers([*sides]),
         calls=Calls(spans),
         other_calls=Calls(other_spans),
-        n=counts[0] + 1,
-        after=rule.fill("after", n=counts[1]) if counts[1] else rule.fill("without"),
+        n=call_counts[0] + 1,
+        after=rule.fill("after", n=call_counts[1]) if call_counts[1] else rule.fill("without"),
     )
 
 
 def shifted(
     evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find calls that match by chance: a rank makes extra calls from here on, and a rank hangs."""
+    """If a rank is stuck, find calls that match by chance because one rank makes extra calls."""
     group = next(iter(column.values())).group
     is_stuck = any(s.group == group and s.match is None for s in evidence.stuck.values())
     if len({s.where for s in column.values()}) < 2 or not is_stuck:
@@ -194,7 +196,7 @@ def uneven_remedy(evidence: Evidence, span: Span, gradients: bool = False) -> st
 
 
 def missing_call_remedy(evidence: Evidence, span: Span) -> str:
-    """Return the remedy for ranks that end without a call that others wait in; "" if unknown."""
+    """Return the remedy for a call that some ranks skip while others wait in it; "" if unknown."""
     if (guard := evidence.program.skipping_guard(path := evidence.path(span))) is not None:
         return guard_remedy(guard)
     if not (exits := evidence.program.exits(path)):
@@ -219,7 +221,7 @@ def unused(
     spans: Iterable[Span],
     **values: Any,
 ) -> Finding:
-    """Return the finding for ranks that did not use parameters; ``missing`` lists these by rank."""
+    """Return the finding for ranks that did not use parameters, listed by rank in ``missing``."""
     names = ", ".join(
         sorted({n for missing_names in missing.values() for n in missing_names} - {"?"})
     )
@@ -237,7 +239,7 @@ def unused(
 
 
 def raised_in_flight(evidence: Evidence, span: Span) -> Finding | None:
-    """Return the finding for a rank that waits in a collective while an exception propagates."""
+    """Return the finding for a rank that is in a collective while an exception is propagating."""
     error = evidence.raising(span)
     if error is None:
         return None

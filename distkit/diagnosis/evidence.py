@@ -106,7 +106,10 @@ class Evidence:
         }
 
     def _before_release(self) -> Iterator[Event]:
-        """Yield the events; failures caused by a release are replaced with waits."""
+        """Yield the events without the failures that a release has caused.
+
+        If a released rank has no recorded wait, its first failed call is yielded as a wait.
+        """
         failed = [
             e
             for e in self.trace.events
@@ -127,7 +130,7 @@ class Evidence:
 
     @cached_property
     def program(self) -> Program:
-        """The program's source texts."""
+        """The program's source code."""
         return Program(self.trace.info.sources)
 
     def unused_parameters(self, ranks: Iterable[int]) -> dict[int, list[str]]:
@@ -143,7 +146,7 @@ class Evidence:
     def path(self, span: Span) -> tuple[str, ...]:
         """Return the stack of a call as source lines, innermost first.
 
-        The stack is recorded while the rank waits, so it may start at the line of ``wait()``.
+        The stack is recorded while the rank is waiting, so it may start at the line of ``wait()``.
         """
         stack: tuple[str, ...] = span.attributes.get(STACK, ())
         return stack[stack.index(span.where) :] if span.where in stack else (span.where,)
@@ -171,7 +174,7 @@ class Evidence:
         )
 
     def count_earlier_calls(self, rank: int, where: str, span: Span) -> int:
-        """Return the number of times that a rank has reached a line before one of its calls."""
+        """Return the number of collectives that a rank called on a line before one of its calls."""
         calls = self.calls[span.group].get(rank, [])
         return sum(s.where == where and s.seq < span.seq for s in calls)
 
@@ -191,13 +194,13 @@ class Evidence:
 
     @cached_property
     def _message_ends(self) -> list[list[Span]]:
-        """The send and the receive of each message, in this order, if they have started."""
+        """The calls of each message, the send first; calls that have not started are omitted."""
         ends = ((m.send, m.recv) for m in self.trace.messages if m.op is Op.SEND)
         return [[self.by_key[end] for end in both if end in self.by_key] for both in ends]
 
     @cached_property
     def pairs(self) -> list[tuple[Span, Span]]:
-        """The sends with their receives, in order of sending."""
+        """The sends with their receives, sorted by send time."""
         return [(both[0], both[1]) for both in self._message_ends if len(both) == 2]
 
     @cached_property
@@ -215,9 +218,9 @@ class Evidence:
     # -- ranks ------------------------------------------------------------------
 
     def known_reasons(self, ranks: list[int]) -> str:
-        """Return the known reasons for the early end of ranks, in parentheses; "" if none."""
-        texts = {self.ends[r].text for r in ranks if r in self.ends} - {""}
-        return f" ({'; '.join(sorted(texts))})" if texts else ""
+        """Return the reasons why ranks ended, in parentheses; "" if unknown."""
+        reasons = {self.ends[r].text for r in ranks if r in self.ends} - {""}
+        return f" ({'; '.join(sorted(reasons))})" if reasons else ""
 
     def last(self, rank: int) -> Span | None:
         """Return the latest operation of a rank."""

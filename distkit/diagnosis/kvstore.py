@@ -102,7 +102,7 @@ def _activity(evidence: Evidence, request: Span, worker: int) -> tuple[str, str]
 def _rule_and_remedy(
     evidence: Evidence, request: Span, absent: list[int]
 ) -> tuple[rules.Rule, str]:
-    """Return the rule that the absent workers violate, and a remedy that replaces the rule's."""
+    """Return the rule that the absent workers violate, and a remedy if the rule's does not fit."""
     if any(evidence.stuck[w].op is not Op.BARRIER for w in absent if w in evidence.stuck):
         return rules.cycle, ""
     bounded = request.op is Op.PULL and not evidence.graph.pending.rule.has_rounds

@@ -18,10 +18,10 @@ from distkit.trace.calls import call
 from distkit.trace.info import hosts_if_several
 from distkit.trace.log import grouped
 
-#: Thresholds for a straggler: the time that others waited for it [s] and its fraction of the run;
-#: the number of collectives that it reached last and their fraction of all collectives.
-_MIN_SECONDS, _MIN_SHARE = 0.1, 0.2
-_MIN_TIMES, _MIN_RATE = 3, 0.75
+#: Minimum time that others wait for a straggler: in seconds, and as a fraction of the run.
+_MIN_WAIT, _MIN_WAIT_FRACTION = 0.1, 0.2
+#: Minimum number of collectives that a straggler calls last: absolute, and as a fraction of all.
+_MIN_LATE_CALLS, _MIN_LATE_FRACTION = 3, 0.75
 
 #: Minimum median delay of a straggler [s]; a busy machine causes delays of milliseconds.
 _MIN_DELAY = 0.03
@@ -32,7 +32,11 @@ _LOST_AFTER, _MIN_BANDWIDTH = 1.0, 1e8
 
 
 def lint_findings(evidence: Evidence, previous: list[Finding]) -> Iterator[Finding]:
-    """Find problems that do not cause a hang; some only if there are no ``previous`` findings."""
+    """Find problems that do not cause a hang.
+
+    Groups that only some ranks created, and operations stuck in the backend, are reported only if
+    there are no ``previous`` findings.
+    """
     unwaited = _never_waited(evidence)
     forgotten = {(s.rank, s.seq) for s in unwaited}
     yield from _used_early_findings(evidence, forgotten)
@@ -96,12 +100,12 @@ def _used_early_findings(evidence: Evidence, forgotten: set[tuple[int, int]]) ->
 
 
 def _is_changed(span: Span) -> bool:
-    """Return whether a sent tensor changed during the send; numpy may have written to it."""
+    """Return whether a sent tensor changed during the send, even if numpy changed it."""
     before, after = span.before, span.after
     if span.op is not Op.SEND or span.state is not State.COMPLETED or not (before and after):
         return False
-    texts = [repr((s.values, s.min, s.max)) for s in (before, after) if before != after]
-    return len(set(texts)) > 1  # compare as text, because NaN is not equal to itself
+    values = [repr((s.values, s.min, s.max)) for s in (before, after) if before != after]
+    return len(set(values)) > 1  # compared as text, because NaN is not equal to itself
 
 
 def _used_early(spans: list[Span], writes: bool, where: str) -> Finding:
@@ -238,7 +242,7 @@ def _destroyed_too_early(evidence: Evidence, forgotten: set[tuple[int, int]]) ->
 
 
 def _slow_ranks(evidence: Evidence, in_backend: set[int]) -> Iterator[Finding]:
-    """Find running ranks that others wait for."""
+    """Find running ranks for which others are waiting."""
     waiting: dict[int, list[Span]] = defaultdict(list)
     for rank in evidence.ranks:
         wait = evidence.graph.wait(rank)
@@ -283,9 +287,9 @@ def _stragglers(evidence: Evidence) -> Iterator[Finding]:
     slowest = max(repeated, key=lambda r: repeated[r], default=-1)
     delays = delays_by_rank[slowest]
     if (
-        len(delays) >= max(_MIN_TIMES, _MIN_RATE * total)
+        len(delays) >= max(_MIN_LATE_CALLS, _MIN_LATE_FRACTION * total)
         and median(delays) >= _MIN_DELAY
-        and repeated[slowest] >= max(_MIN_SECONDS, _MIN_SHARE * evidence.trace.seconds)
+        and repeated[slowest] >= max(_MIN_WAIT, _MIN_WAIT_FRACTION * evidence.trace.seconds)
     ):
         yield rules.repeatedly_late.finding(
             culprits=[slowest],

@@ -52,16 +52,16 @@ _MAX_REORDERED = 8  # maximum number of calls that may be reordered
 def collectives(evidence: Evidence) -> Iterator[Mismatch]:
     """Find the first mismatch of each group, and different reductions before it."""
     for group, calls in evidence.calls.items():
-        seen = set()
+        reported = set()
         for nth in range(max(map(len, calls.values()))):
             column = {r: row[nth] for r, row in calls.items() if nth < len(row)}
             finding = _compare(evidence, calls, nth, column)
             if finding is None:
                 continue
             signature = finding.rule, tuple(sorted(set(finding.lines.values())))
-            if signature not in seen:
+            if signature not in reported:
                 yield _thread_remedy(evidence, group, finding), list(column.values())
-            seen.add(signature)
+            reported.add(signature)
             if finding.rule is not rules.different_reduction:
                 break  # later mismatches are consequences
 
@@ -113,9 +113,9 @@ def _split_mismatch(evidence: Evidence, column: Column) -> Finding | None:
         return None  # rows of different sizes
     if any("Split sizes" in end.text for r, end in evidence.ends.items() if r in column):
         return None  # torch reports splits that do not fit the call's tensor
-    shares = {r: _split_sizes(s, len(members)) for r, s in column.items()}
-    for sender, receiver in product(shares, shares):
-        sent, awaited = shares[sender][0], shares[receiver][1]
+    splits = {r: _split_sizes(s, len(members)) for r, s in column.items()}
+    for sender, receiver in product(splits, splits):
+        sent, awaited = splits[sender][0], splits[receiver][1]
         dst, src = members.index(receiver), members.index(sender)
         if dst < len(sent) and src < len(awaited) and sent[dst] != awaited[src]:
             send, recv = column[sender], column[receiver]
@@ -134,7 +134,7 @@ def _split_mismatch(evidence: Evidence, column: Column) -> Finding | None:
 
 
 def _split_sizes(span: Span, size: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the numbers of rows that a rank sends to each member, and expects from each."""
+    """Return the number of rows that a rank sends to each member, and that it expects from each."""
     even = [span.shape[0] // size] * size if span.shape else []
     return span.attributes.get("sends", even), span.attributes.get("receives", even)
 
@@ -276,10 +276,10 @@ def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, whe
     rows = [calls[r][nth : nth + _MAX_REORDERED] for r in column]
     keys = [[_key(s, where) for s in row] for row in rows]
     for width in range(2, min(map(len, keys)) + 1):
-        counts = [Counter(row[:width]) for row in keys]
-        if where and max(counts[0].values()) > 1:
+        counters = [Counter(row[:width]) for row in keys]
+        if where and max(counters[0].values()) > 1:
             return 0
-        if all(count == counts[0] for count in counts[1:]):
+        if all(counter == counters[0] for counter in counters[1:]):
             return width
     return 0
 
@@ -287,7 +287,7 @@ def _reordered_calls(calls: dict[int, list[Span]], nth: int, column: Column, whe
 def _swapped_lines(
     evidence: Evidence, calls: dict[int, list[Span]], nth: int, column: Column
 ) -> Finding | None:
-    """Find equal calls that ranks make in a different order, so that the results are wrong."""
+    """Find equal calls that ranks make in different orders, which makes the results wrong."""
     lines = {s.where for s in column.values()}
     if len(lines) == 1 or "" in lines or {s.op for s in column.values()} <= _WITHOUT_TENSOR:
         return None
@@ -367,10 +367,10 @@ def _same_message(evidence: Evidence, send: Span, recv: Span) -> str:
     ]
     if alternatives:
         return rules.crossed_messages.remedy
-    ahead = [evidence.program.calls_below(evidence.path(s)) for s in (send, recv)]
+    later_calls = [evidence.program.calls_below(evidence.path(s)) for s in (send, recv)]
     has_others = all(
         any(word in name for name in names)
-        for names, word in zip(ahead, ("send", "recv"), strict=True)
+        for names, word in zip(later_calls, ("send", "recv"), strict=True)
     )
     return fill(
         rules.wrong_tensor.remedy, other=rules.wrong_tensor.fill("other") if has_others else ""

@@ -1,9 +1,9 @@
-"""Analyzes the program's text: the loops, conditions and exits that lead to a line or skip it.
+"""Finds the loops, conditions and exits in a program that lead to a line or skip it.
 
 No side effects.
 
 The recorded calls do not distinguish a rank that exited its loop early from a rank that made an
-extra call, but the program's text does. A *path* is the stack of a call: its line and its callers'
+extra call, but the source code does. A *path* is the stack of a call: its line and its callers'
 lines, innermost first, each written ``file:number`` as in events. Unknown files and files that are
 not Python are ignored.
 """
@@ -31,7 +31,7 @@ _RANK = re.compile(
 
 _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 _LOOPS = ast.For, ast.While, ast.AsyncFor
-_PARTS = ast.stmt, ast.ExceptHandler, ast.match_case
+_STATEMENT_TYPES = ast.stmt, ast.ExceptHandler, ast.match_case
 _MAX_CHARS = 60  # maximum length of a condition in a message
 _MAX_DEPTH = 4  # maximum depth of callers
 
@@ -59,21 +59,21 @@ class Guard:
     Args:
         statement: its text and line.
         node: its syntax tree.
-        part: the branch that leads to the line; "exit" for a statement that skips it.
+        branch: the branch that leads to the line; "exit" for a statement that skips it.
         by_rank: whether its condition depends on the rank, judging by the names in it.
         scope: for an exit, the function or loop that it ends.
     """
 
     statement: Statement
     node: ast.AST
-    part: str
+    branch: str
     by_rank: bool
     scope: ast.AST | None = None
 
     @property
     def is_exit(self) -> bool:
         """Whether it is an exit: ``return``, ``raise``, ``break`` or ``continue``."""
-        return self.part == "exit"
+        return self.branch == "exit"
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class _Frame:
 
 
 class Program:
-    r"""The source texts of a run's program.
+    r"""The source code of a run's program.
 
     Args:
-        sources: the text of each file.
+        sources: the source code of each file.
 
     >>> text = "for x in data:\n    if bad(x):\n        continue\n    reduce(x)\nbarrier()\n"
     >>> program = Program({"a.py": text})
@@ -139,7 +139,7 @@ class Program:
         return [
             g
             for g in self._guards(here)
-            if (id(g.node), g.part) not in branches
+            if (id(g.node), g.branch) not in branches
             and not (g.is_exit and id(g.scope) in functions | {n for n, _ in branches})
         ]
 
@@ -169,8 +169,8 @@ class Program:
         return [
             _statement_of(frame.file, node)
             for frame in reversed(self._frames(path))
-            for node, part in reversed(frame.chain)
-            if isinstance(node, _LOOPS) and part == "body"
+            for node, branch in reversed(frame.chain)
+            if isinstance(node, _LOOPS) and branch == "body"
         ]
 
     def exits(self, path: Path) -> list[Statement]:
@@ -205,7 +205,7 @@ class Program:
     def are_alternatives(self, here: str, there: str) -> bool:
         """Return whether two lines are in different branches of one condition."""
         branches = dict(self._branches([there]))
-        return any(branches.get(n, part) != part for n, part in self._branches([here]))
+        return any(branches.get(n, branch) != branch for n, branch in self._branches([here]))
 
     # -- syntax trees ----------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Program:
 
     def _branches(self, path: Path) -> set[tuple[int, str]]:
         """Return the branches that contain a line."""
-        return {(id(node), part) for f in self._frames(path) for node, part in f.chain}
+        return {(id(node), branch) for f in self._frames(path) for node, branch in f.chain}
 
     def _frames(self, path: Path) -> list[_Frame]:
         """Return the functions of a path, outermost first."""
@@ -308,9 +308,9 @@ def _enclosing(node: ast.AST, number: int) -> Chain:
     """Return the statements that enclose a line of a function or module, and their branches."""
     for field, value in ast.iter_fields(node):
         for index, child in enumerate(value if isinstance(value, list) else ()):
-            if isinstance(child, _PARTS) and number in _extent(child):
-                part = f"{field} {index}" if isinstance(node, ast.Match) else field
-                return [(node, part), *_enclosing(child, number)]
+            if isinstance(child, _STATEMENT_TYPES) and number in _extent(child):
+                branch = f"{field} {index}" if isinstance(node, ast.Match) else field
+                return [(node, branch), *_enclosing(child, number)]
     return [(node, "")]
 
 
@@ -336,9 +336,9 @@ def _expressions(node: ast.AST, enclosing: Chain) -> Iterator[Chain]:
         yield [*enclosing, (node, "")]
     for field, value in ast.iter_fields(node):
         for index, child in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(child, ast.AST) and not isinstance(child, _PARTS):
-                part = str(index) if isinstance(node, ast.BoolOp) else field
-                yield from _expressions(child, [*enclosing, (node, part)])
+            if isinstance(child, ast.AST) and not isinstance(child, _STATEMENT_TYPES):
+                branch = str(index) if isinstance(node, ast.BoolOp) else field
+                yield from _expressions(child, [*enclosing, (node, branch)])
 
 
 #: Matches the names of functions that communicate.
@@ -357,14 +357,14 @@ def _is_call(node: ast.AST, inner: str) -> bool:
 
 def _conditions(frame: _Frame) -> Iterator[Guard]:
     """Yield the loops and conditions that enclose a frame's line."""
-    for (node, part), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
-        text, test = _describe(node, part, child)
+    for (node, branch), (child, _) in zip(frame.chain, [*frame.chain[1:], (None, "")], strict=True):
+        text, test = _describe(node, branch, child)
         if test is None or isinstance(test, ast.Constant) or "__name__" in ast.unparse(test):
             continue  # the outcome is the same on every rank
         yield Guard(
             Statement(_shorten(text), f"{frame.file}:{_line(node, child)}"),
             node,
-            part,
+            branch,
             _mentions_rank(test),
         )
 
@@ -381,21 +381,21 @@ _Context = tuple[ast.AST, tuple[ast.AST, ...], "ast.AST | None"]
 
 def _statements(
     node: ast.AST,
-    parts: Mapping[int, str],
+    branches: Mapping[int, str],
     tests: tuple[ast.AST, ...] = (),
     loop: ast.AST | None = None,
 ) -> Iterator[_Context]:
-    """Yield the statements of a function or loop, except in branches that ``parts`` excludes."""
+    """Yield the statements of a function or loop, without branches that ``branches`` excludes."""
     for field, value in ast.iter_fields(node):
-        if isinstance(node, ast.If) and parts.get(id(node), field) != field:
+        if isinstance(node, ast.If) and branches.get(id(node), field) != field:
             continue
         for child in value if isinstance(value, list) else ():
-            if isinstance(child, _PARTS) and not isinstance(child, _FUNCTIONS):
+            if isinstance(child, _STATEMENT_TYPES) and not isinstance(child, _FUNCTIONS):
                 yield child, tests, loop
-                conditional = isinstance(child, _TESTS) and id(child) not in parts
+                conditional = isinstance(child, _TESTS) and id(child) not in branches
                 inner_loop = child if isinstance(child, _LOOPS) else loop
                 inner_tests = (*tests, child) if conditional else tests
-                yield from _statements(child, parts, inner_tests, inner_loop)
+                yield from _statements(child, branches, inner_tests, inner_loop)
 
 
 _TESTS = ast.If, ast.Match, ast.ExceptHandler
@@ -403,13 +403,13 @@ _TESTS = ast.If, ast.Match, ast.ExceptHandler
 
 def _exits_before(frame: _Frame) -> Iterator[Guard]:
     """Yield the conditional exits before a frame's line, from its function or its loops."""
-    parts = {id(node): part for node, part in frame.chain}
-    for child, tests, loop in _statements(frame.function, parts):
+    branches = {id(node): branch for node, branch in frame.chain}
+    for child, tests, loop in _statements(frame.function, branches):
         if not tests or _extent(child).start >= frame.number:
             continue
         if isinstance(child, (ast.Return, ast.Raise)):
             yield _exit_guard(frame, child, tests, frame.function)
-        elif isinstance(child, (ast.Break, ast.Continue)) and id(loop) in parts:
+        elif isinstance(child, (ast.Break, ast.Continue)) and id(loop) in branches:
             yield _exit_guard(frame, child, tests, loop)
 
 
@@ -459,23 +459,25 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
 
 
-def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[str, ast.AST | None]:
+def _describe(
+    node: ast.AST, branch: str, child: ast.AST | None = None
+) -> tuple[str, ast.AST | None]:
     """Return a statement as text, and the expression that selects its branch."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test):
-            condition = test if part in ("body", "orelse") else None
-            return f"{'else of ' * (part == 'orelse')}if {ast.unparse(test)}", condition
+            condition = test if branch in ("body", "orelse") else None
+            return f"{'else of ' * (branch == 'orelse')}if {ast.unparse(test)}", condition
         case ast.While(test=test):
-            return f"while {ast.unparse(test)}", test if part == "body" else None
+            return f"while {ast.unparse(test)}", test if branch == "body" else None
         case ast.For(target=target, iter=items) | ast.AsyncFor(target=target, iter=items):
             text = f"for {ast.unparse(target)} in {ast.unparse(items)}"
-            return text, items if part == "body" else None
+            return text, items if branch == "body" else None
         case ast.Match(subject=subject) if isinstance(child, ast.match_case):
             text = f"case {ast.unparse(child.pattern)}` of `match {ast.unparse(subject)}"
             return text, subject
         case ast.BoolOp(op=op, values=values):
             word = " and " if isinstance(op, ast.And) else " or "
-            before = values[: int(part)]
+            before = values[: int(branch)]
             text = word.join([*map(ast.unparse, before), "…"])
             return text, ast.BoolOp(op, before) if before else None
         case ast.Try() if isinstance(child, ast.ExceptHandler):
@@ -484,5 +486,5 @@ def _describe(node: ast.AST, part: str, child: ast.AST | None = None) -> tuple[s
             return f"except {ast.unparse(kind)}" if kind is not None else "except", None
         case ast.With(items=[ast.withitem(context_expr=manager), *_]):
             text = f"with {ast.unparse(manager)}"
-            return text, manager if part == "body" and "suppress" in text else None
+            return text, manager if branch == "body" and "suppress" in text else None
     return type(node).__name__.lower(), None

@@ -55,9 +55,9 @@ _ENDS = {
 class RankState:
     """The state of a rank.
 
-    ``event`` is the latest event of the call that it is paused at, blocked in, or failed in;
-    ``waits_for`` contains the ranks that have not made the matching call; ``reason`` explains the
-    wait.
+    ``event`` is the latest event of the call before which the rank is paused, or in which it is
+    blocked or has failed. ``waits_for`` contains the ranks that have not made the matching call.
+    ``reason`` explains the wait.
     """
 
     rank: int
@@ -90,7 +90,7 @@ class WaitForGraph:
     Args:
         world_size: number of ranks; higher numbers are servers and their scheduler.
         groups: the global ranks of each known group.
-        noun: the noun for a rank in texts.
+        noun: the noun for a rank in messages.
 
     >>> graph = WaitForGraph(2)
     >>> start = dict(rank=1, seq=0, op=Op.RECV, peer=0, where="In[5]:4")
@@ -114,7 +114,7 @@ class WaitForGraph:
         self._failures: dict[int, Event] = {}  # the failed operation of each rank
         self._latest: dict[int, Event] = {}  # the latest event of each rank
         self._open: set[tuple[int, int]] = set()
-        self._positions: dict[int, Event] = {}  # the call that each rank is paused at or blocked in
+        self._positions: dict[int, Event] = {}  # each rank's call, if it is paused or blocked
         #: The calls that each side of a channel has started, in order.
         self._calls: dict[Channel, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
         #: The open receives from any source, by receiver and tag.
@@ -154,7 +154,7 @@ class WaitForGraph:
             paused = position is not None and position.state is State.SCHEDULED  # in a nested call
             if key in self._open and not paused and (e.match is None or is_server_request(e)):
                 self._positions[e.rank] = e
-        elif (found := self._positions.get(e.rank)) is not None and found.seq == e.seq:
+        elif (current := self._positions.get(e.rank)) is not None and current.seq == e.seq:
             del self._positions[e.rank]
             if e.state is State.FAILED:
                 self._failures[e.rank] = e
@@ -205,8 +205,8 @@ class WaitForGraph:
     def _ended_state(self, rank: int, status: RankStatus, reason: str) -> RankState:
         """Return the state of a rank that has ended, with the call in which it failed, if any."""
         if status is RankStatus.DIED:
-            seen = last_seen(self._latest[rank]) if rank in self._latest else ""
-            return RankState(rank, status, reason="; ".join(filter(None, [reason, seen])))
+            position = last_seen(self._latest[rank]) if rank in self._latest else ""
+            return RankState(rank, status, reason="; ".join(filter(None, [reason, position])))
         event = self._positions.get(rank) or self._failures.get(rank)
         return RankState(rank, status, None if status is RankStatus.FINISHED else event, (), reason)
 
@@ -275,7 +275,7 @@ class WaitForGraph:
         return has_call or (e.op is Op.SEND and bool(self._any_source.get(_any_source_channel(e))))
 
     def _surplus_messages(self, e: CallRecord) -> int:
-        """Return the number of messages left for receives from any source at this point."""
+        """Return the number of messages that no earlier receive with a source has matched."""
         channels = (
             calls
             for channel, calls in self._calls.items()

@@ -147,8 +147,8 @@ class Rule:
 def _read(text: str) -> dict[str, Rule]:
     """Return the rules in the text of ``rules.md``, by name."""
     rules: dict[str, Rule] = {}
-    _, *parts = _HEADING.split(text)
-    for code, name, base_name, body in zip(*[iter(parts)] * 4, strict=True):
+    _, *fields = _HEADING.split(text)
+    for code, name, base_name, body in zip(*[iter(fields)] * 4, strict=True):
         templates, _, page = body.strip().partition("\n\n")
         lines = (line[2:].partition(": ") for line in templates.splitlines())
         sentences = {key: value.strip('"') for key, _, value in lines}
@@ -182,7 +182,7 @@ def __getattr__(name: str) -> Rule:
 
 @dataclass(frozen=True)
 class Calls:
-    """Operations in a sentence, with the function that formats an operation."""
+    """Operations in a sentence, with the function that formats each of them."""
 
     spans: Iterable[Span]
     write: Callable[[Span], str] = call
@@ -211,9 +211,9 @@ def fill(template: str, **values: object) -> str:
 
     ``{send}`` becomes a call with its line. ``{send:wait in}`` becomes a clause about its rank, or
     about all ranks of :class:`Calls`. ``{send:wait in|a backward pass}`` replaces the call's name.
-    ``{ranks}`` becomes a list of ranks, ``{ranks:have}`` ranks with a verb, which the template
-    contains in the plural, ``{n:th}`` an ordinal, ``{n:message}`` a count, and ``{where:at}`` a
-    line.
+    ``{ranks}`` becomes a list of ranks, and ``{ranks:have}`` a list of ranks with a verb. The
+    template contains the verb in the plural; it is changed to the singular for a single rank.
+    ``{n:th}`` becomes an ordinal, ``{n:message}`` a count, and ``{where:at}`` a line.
 
     >>> fill("{ranks:have} sent {n:message}{where:at}.", ranks=[0, 2], n=1, where="a.py:3")
     'ranks 0 and 2 have sent 1 message at a.py:3.'
@@ -254,7 +254,7 @@ def with_tensor(span: CallRecord) -> str:
 
 
 def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = call) -> str:
-    """Return clauses with ranks, calls and lines, one for all ranks with the same call and line.
+    """Return clauses that name ranks, calls and lines, one clause for each call and line.
 
     Args:
         spans: the operations.
@@ -265,11 +265,11 @@ def clauses(spans: Iterable[Span], spec: str, write: Callable[[Span], str] = cal
     in_order = sorted(spans, key=lambda s: s.rank)
     by_call = grouped(in_order, lambda s: (replacement or write(s)) + location(s))
     plural, _, preposition = phrase.partition(" ")
-    parts = [
+    phrases = [
         f"{verb({s.rank for s in group}, plural)} {preposition} {text}".replace("  ", " ")
         for text, group in by_call.items()
     ]
-    return listed(parts)
+    return listed(phrases)
 
 
 def location(span: Span) -> str:
@@ -286,11 +286,11 @@ def location(span: Span) -> str:
     return at(span.where) + (f" (wait() at {waits})" if waits != span.where else "")
 
 
-def listed(parts: list[str]) -> str:
+def listed(phrases: list[str]) -> str:
     """Join clauses and abbreviate a long list."""
-    if len(parts) > _MAX_CLAUSES:
-        parts = [*parts[:3], "…", f"{parts[-1]} ({len(parts)} in all)"]
-    return ", ".join(parts)
+    if len(phrases) > _MAX_CLAUSES:
+        phrases = [*phrases[:3], "…", f"{phrases[-1]} ({len(phrases)} in all)"]
+    return ", ".join(phrases)
 
 
 def lines_of(*spans: Span) -> dict[int, str]:
@@ -416,12 +416,13 @@ def advice(text: str, line: str = "") -> str:
     return next((remedy for pattern, remedy in _ADVICE.items() if re.search(pattern, text)), "")
 
 
-#: Remedies for a process that has exited, by text in the cause.
+#: Remedies for a process that has exited, keyed by text that the cause contains.
 ENDINGS = {
-    "dk.inject_faults": "To run without the fault, run it outside the dk.inject_faults block.",
+    "dk.inject_faults": "To run without the fault, call cluster.run outside the dk.inject_faults "
+    "block.",
     "gloo": "It received more data than its tensor holds: compare the shapes, dtypes and splits "
     "that the ranks pass to this call, and the order of their calls.",
-    "SIGKILL": "If memory ran out, use smaller batches or fewer ranks. Otherwise find the call or "
+    "SIGKILL": "If memory ran out, use smaller batches or fewer ranks. Otherwise, find the call or "
     "the command that sent the signal, such as os.kill.",
     "SIGSEGV": "It crashed in native code: check the arguments of its last call.",
     "exit status": "Look for a call to os._exit, including in libraries, and raise an exception "
