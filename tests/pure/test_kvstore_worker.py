@@ -135,7 +135,10 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
         (lambda kv: kv.init("w", torch.ones(3)), "init of 'w' got float32[3]"),
         (lambda kv: kv.init("v", [torch.ones(2)] * 2), "init of 'v' got 2 tensors"),
         (lambda kv: kv.init(["v", "v"], [torch.ones(2)] * 2), "init of 'v' got 2 tensors"),
-        (lambda kv: kv.init([1, 2], [torch.ones(2)]), "init of 2 keys got 1 tensors"),
+        (
+            lambda kv: kv.init([1, 2], [torch.ones(2)]),
+            "init: the numbers of keys (2) and values (1) differ",
+        ),
         (lambda kv: kv.push("w", torch.ones(3)), "push of 'w' got float32[3]"),
         (lambda kv: kv.push("w", torch.ones(2).half()), "push of 'w' got float16[2]"),
         (lambda kv: kv.push("w", [torch.ones(2), torch.ones(1)]), "push of 'w' got float32[1]"),
@@ -148,7 +151,10 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
         (lambda kv: kv.push("w", []), "push of 'w' got no tensor. Pass a tensor"),
         (lambda kv: kv.init("v", 1.0), "init of 'v' got float. Pass a tensor"),
         (lambda kv: kv.push("w", np.ones(2)), "push of 'w' got ndarray. Pass a tensor"),
-        (lambda kv: kv.push(["w"], torch.ones(2)), "push of 1 keys got 2 tensors"),
+        (
+            lambda kv: kv.push(["w"], torch.ones(2)),
+            "keys (1) and values (2) differ",
+        ),
         (lambda kv: kv.push(1.5, torch.ones(2)), "1.5 is not a key"),
         (lambda kv: kv.init(1.5, torch.ones(2)), "1.5 is not a key"),
         (lambda kv: kv.pull(1.5), "1.5 is not a key"),

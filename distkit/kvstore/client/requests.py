@@ -115,7 +115,7 @@ class Requests:
             self._receive(wait=True)
 
     def check(self, keys: Iterable[Key]) -> None:
-        """Raise the error of a rejected push of these keys, unless it was raised before.
+        """Raise the error of a rejected push of these keys, unless it has already been raised.
 
         Raises:
             KVStoreError: a push was rejected.
@@ -132,7 +132,7 @@ class Requests:
     # -- nodes that exit -----------------------------------------------------------
 
     def handle_departure(self, node: int, cause: str) -> None:
-        """Handle the exit of a node; the backup of a server takes over, if it has one."""
+        """Handle the exit of a node; if it was a server with a backup, the backup takes over."""
         self._departed[node] = cause
         self._link.disconnect(node)
         self._deliver(node, [f.request for f in self._in_flight.values() if f.receiver == node])

@@ -36,8 +36,8 @@ def group_by_key(action: str, key: Keys, value: Values) -> dict[Key, list[Tensor
     values: list[Any] = list(value) if isinstance(key, (list, tuple)) else [value]
     if len(keys) != len(values):
         raise KVStoreError(
-            f"{action} of {len(keys)} keys got {len(values)} tensors. Pass one tensor per key, or "
-            "one list of tensors (one per device) per key."
+            f"{action}: the numbers of keys ({len(keys)}) and values ({len(values)}) differ. Pass "
+            "one tensor per key, or one list of tensors (one per device) per key."
         )
     tensors: dict[Key, list[Tensor]] = {k: [] for k in keys}
     for k, v in zip(keys, values, strict=True):

@@ -91,7 +91,7 @@ class Trainer:
         missing = [k for k, ws in enumerate(self._params) if len(gradients[k]) < len(ws)]
         if missing:
             raise KVStoreError(
-                f"parameters {missing} have no gradient. "
+                f"parameters without a gradient: {missing}. "
                 "Call backward() before each step, or freeze these parameters."
             )
         return gradients
@@ -126,7 +126,7 @@ def _replicas(params: Iterable[Any]) -> list[list[Tensor]]:
         replicas = list(p) if isinstance(p, (list, tuple)) else [p]
         if not all(isinstance(w, torch.Tensor) for w in replicas) or not replicas:
             raise KVStoreError(
-                f"Trainer got a {type(p).__name__} as a parameter. Pass model.parameters()."
+                f"Trainer got a parameter of type {type(p).__name__}. Pass model.parameters()."
             )
         if replicas[0].requires_grad:
             trainable.setdefault(id(replicas[0]), replicas)

@@ -178,7 +178,7 @@ class KVStore:
                 self._requests.post(Call(node, Push, fields))
 
     def _once(self, key: Key) -> tuple[int, ...]:
-        """Identify the next push of a key by a function that may run again."""
+        """Return the identity of a key's next push, or () outside the block of :meth:`once`."""
         if self._function is None:
             return ()
         self._push_counts[key] += 1
@@ -227,7 +227,7 @@ class KVStore:
         return arrays if isinstance(key, (list, tuple)) else arrays[0]
 
     def _value(self, key: Key, part: Part, reply: Reply) -> Any:
-        """Return the pulled value; record its version, which the next gradient is computed from."""
+        """Return the pulled value and record its version, for the next gradient."""
         self._versions[key, part.server] = reply.version
         if reply.dropped:
             self.dropped[key] = reply.dropped
@@ -285,8 +285,8 @@ class KVStore:
     def once(self, function: int) -> Iterator[None]:
         """Apply each push in this block once, even if the function runs again elsewhere.
 
-        At the end of the block all pushes have arrived. Servers ignore repetitions of the n-th push
-        of a key by a function.
+        At the end of the block, all pushes have arrived. Servers ignore repetitions of a function's
+        n-th push of a key.
 
         Args:
             function: the function's number in this run.
@@ -319,7 +319,7 @@ class KVStore:
         Args:
             optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
                 ``torch.optim``, or a name such as "sgd" or "adam".
-            keys: the keys it updates; by default all without a separate optimizer.
+            keys: the keys that the optimizer updates; by default, all keys without a separate one.
             replace: whether to replace the servers' optimizer; then only one worker calls this,
                 between two barriers.
             options: options of the optimizer, such as ``lr=0.1``, and the common options
@@ -340,7 +340,7 @@ class KVStore:
         self._requests.call([Call(n, Assign, (key, slice_part(flat, p))) for n, p in parts])
 
     def barrier(self) -> None:
-        """Wait until every worker calls it and this worker's pushes have arrived.
+        """Wait until every worker has called it and this worker's pushes have arrived.
 
         Raises:
             KVStoreError: an earlier push was rejected.
@@ -356,7 +356,7 @@ class KVStore:
     _barrier = barrier  # MXNet's name
 
     def note(self, name: str, text: str | None = None) -> str:
-        """Store a text under a name and return it, or return the text that is stored there.
+        """Store text under a name and return it, or return the text that is stored under the name.
 
         Args:
             name: the name, shared by the workers of this run.
@@ -471,8 +471,8 @@ def create(
         _store = _join(_node, options)
     if _store.options != options:
         raise KVStoreError(
-            f"worker {_node.index} already has a store {_store.options} in this run, and requests "
-            f"{options}. Create the same store throughout the run."
+            f"worker {_node.index} already has the store {_store.options} in this run, but "
+            f"requests {options}. Create the same store throughout the run."
         )
     return _store
 

@@ -74,7 +74,7 @@ class Barrier(Request):
 
 
 class Note(Request):
-    """Store a text under a name, or read the stored text if ``text`` is None."""
+    """Store text under a name, or read the stored text if ``text`` is None."""
 
     name: str
     text: str | None = None
@@ -142,7 +142,7 @@ class Push(Request):
 
     @property
     def author(self) -> tuple[int, int]:
-        """The sender (a worker or a function) and the number of the push, which increases."""
+        """The sender (a worker or a function), and the push's number, which increases over time."""
         return (-1 - self.once[0], self.once[1]) if self.once else (self.node, self.number)
 
 
@@ -201,7 +201,7 @@ class Reply(Response):
 
     ``version`` is the number of updates of the key. The reply to a pull also contains the server's
     part of the key's ``value``. ``dropped`` is the number of this worker's gradients that arrived
-    too late for their round, and ``clock`` is its clock (:mod:`distkit.consistency`).
+    too late for their round, and ``clock`` is the worker's clock (:mod:`distkit.consistency`).
     """
 
     version: int = 0

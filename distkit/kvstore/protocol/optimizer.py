@@ -28,7 +28,7 @@ _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam", "Adafactor", "Muon")
 
 
 class _SGD(torch.optim.Optimizer):
-    """MXNet's SGD for one weight, without torch's constructor, whose imports take seconds."""
+    """MXNet's SGD for one weight. It skips torch's constructor, whose imports take seconds."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, lis
     if any(float(state.get("step", 1)) for state in optimizer.state.values()):
         raise KVStoreError(
             f"torch.optim.{name} has already taken steps, and its state would be lost. Pass a new "
-            "one."
+            "optimizer."
         )
     options = _defaults(_TORCH[name])
     return [

@@ -55,7 +55,7 @@ class StoreOptions:
         for name, n in numbers.items():
             if n is not None and type(n) is not int:
                 raise KVStoreError(
-                    f"{name}={n!r}: expected an integer"
+                    f"{'bigarray_' * (name == 'bound')}{name}={n!r}: expected an integer"
                     f"{', or None for no limit' * (name == 'staleness')}."
                 )
         for is_invalid, text in (

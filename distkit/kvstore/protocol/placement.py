@@ -80,7 +80,7 @@ def parts_of(key: Key, size: int, servers: int, bound: int = BIGARRAY_BOUND) -> 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype of a key, which do not change after its init."""
+    """The shape and dtype of a key, which are fixed when the key is initialized."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Size of such a tensor [bytes]."""
+        """Size of a tensor with this layout [bytes]."""
         return self.size * int(DTYPES[self.dtype].itemsize)
 
     def check(self, action: str, key: Key, shape: Sequence[int], dtype: str) -> None:

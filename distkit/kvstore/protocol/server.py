@@ -55,7 +55,7 @@ class Entry(Struct, eq=False):
     key: Key
     layout: Layout
     value: Tensor
-    first: tuple[int, int]  # node and number of the init
+    init_id: tuple[int, int]  # node and number of the init that set the first value
     version: int = 0
     updater: Updater | None = None
     rounds: dict[int, dict[int, Push]] = field(default_factory=dict)
@@ -171,12 +171,12 @@ class KVServer:
             if init.value is None:
                 self._waiting_inits.append(init)
                 return self._fail_waiting_inits(init.initializer)
-            layout, first = Layout(init.shape, init.dtype), (init.node, init.number)
-            entry = self.entries[init.key] = Entry(init.key, layout, init.value, first)
+            layout, init_id = Layout(init.shape, init.dtype), (init.node, init.number)
+            entry = self.entries[init.key] = Entry(init.key, layout, init.value, init_id)
             inits, self._waiting_inits = self._waiting_inits, []
             return [entry.reply(init), *(response for i in inits for response in self.handle(i))]
         entry.layout.check("init of", init.key, init.shape, init.dtype)
-        is_repeated = entry.first == (init.node, init.number) or init.node in self.first_numbers
+        is_repeated = entry.init_id == (init.node, init.number) or init.node in self.first_numbers
         if init.value is not None and not is_repeated:
             raise KVStoreError(
                 f"init of {init.key!r} failed: this run has already initialized the key. "
@@ -285,7 +285,7 @@ class KVServer:
             if isinstance(request, AtBarrier):
                 self.at_barrier.add(request.node)
             else:
-                self.at_barrier.discard(request.node)  # it makes no more pushes
+                self.at_barrier.discard(request.node)  # it sends no more pushes
         return [Reply(request.node, request.number), *self._advance_all()]
 
     def _advance_all(self) -> list[Response]:

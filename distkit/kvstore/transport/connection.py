@@ -151,7 +151,7 @@ def unite(header: zmq.Frame, *body: zmq.Frame) -> Received:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket that listens on this path, which exists only once the socket listens."""
+    """Return a socket that listens on a path; the path appears once the socket is listening."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}~")
     listener.listen(socket.SOMAXCONN)

@@ -1,7 +1,7 @@
 """The identity of a process in a cluster, and its ZeroMQ sockets.
 
 On one host, sockets are files in the cluster's folder, which only the cluster's user can access.
-Between hosts, they are ports on the one interface that reaches the other hosts, and a process
+Between hosts, they are ports on the network interface that reaches the other hosts, and a process
 without the run's keys (CurveZMQ) cannot connect.
 """
 
@@ -29,7 +29,7 @@ class Node:
         keys: the run's public and secret key (CurveZMQ), or None to rely on the permissions of the
             folder.
         incarnation: number of earlier processes of this node.
-        address: the address of this host's interface to the other hosts, or "" if there are none.
+        address: the address of the network interface to the other hosts, or "" if there are none.
         scheduler_endpoint: the scheduler's endpoint, or "" for the default on this host.
         run: the name of the run, unique in the folder.
 
@@ -137,6 +137,6 @@ def receive(sock: Any) -> list[Any] | None:
 
 
 def listen_on(sock: Any, address: str) -> str:
-    """Bind a socket to a free port on an interface; return the endpoint."""
+    """Bind a socket to a free port of a network interface; return the endpoint."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())

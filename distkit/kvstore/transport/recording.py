@@ -1,6 +1,6 @@
 """Records requests to the parameter server if the run is recorded.
 
-In a stepped run, a worker also waits here before it sends the first request of a call. A request
+In a stepped run, this module also pauses a worker before the first request of each call. A request
 is recorded as one operation on the node that sends it (``push`` …), and as a ``recv`` and a
 ``send`` on the node that responds. All three share a ``match``, from which views draw two arrows.
 """
@@ -44,7 +44,7 @@ _MESSAGES = {
 }
 _OPS = {**_MESSAGES, Barrier: Op.BARRIER}
 
-#: Callbacks that run before a worker's request: the gate of a stepped run, injected faults.
+#: Callbacks that run before the first request of a call, such as an injected fault.
 gates = tap.before
 
 #: Maximum number of keys in a step's attributes.
@@ -116,7 +116,7 @@ class InFlight:
 
 
 def begin_wait(in_flight: Iterable[InFlight]) -> Recorder | None:
-    """Report that this thread waits for the responses, until ``end_wait()``."""
+    """Record that this thread is waiting for the responses, until ``end_wait()`` is called."""
     rec = recorder.current()
     if rec is not None and (operations := [f for f in in_flight if f._rec is not None]):
         rec.begin_wait(*operations)

@@ -26,7 +26,7 @@ from distkit.kvstore.protocol.options import StoreOptions
 class Scheduler:
     """Handles the registrations, barriers and exits of one run's nodes, without I/O.
 
-    Node ids are 0 to W−1 for workers, W to W+S−1 for servers.
+    Node ids are 0 to W−1 for workers, and W to W+S−1 for servers.
 
     Args:
         workers: number of workers, W.
@@ -48,7 +48,7 @@ class Scheduler:
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self.workers, self.servers, self.on_start = workers, servers, on_start
-        self.started = False  # whether the address book was sent
+        self.started = False  # whether the address book has been sent
         self.options = StoreOptions()  # chosen by the first worker
         self.present: dict[int, Register] = {}  # nodes that have registered and not exited
         self.departed: dict[int, str] = {}  # cause of exit, until the node is replaced

@@ -37,7 +37,7 @@ from distkit.kvstore.transport.session import ServerSession
 
 @dataclass
 class Peer:
-    """A process that sends requests; ``send`` sends it a message.
+    """A process that sends requests; ``send`` sends a message to it.
 
     ``incarnation`` is the number of earlier processes of its node.
     """
@@ -61,7 +61,8 @@ class Service:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        #: A scheduler reports "listening" with its endpoint, and "started" when the run starts.
+        #: Called by a scheduler with "listening" and its endpoint, and with "started" and None when
+        #: the run starts.
         self.report: Callable[[str, Any], None] = lambda kind, data: None
         #: Passes notices from other threads, such as the exit of a node, to the serving thread.
         self._notice_receiver, self._notice_sender = socket.socketpair(
@@ -214,7 +215,7 @@ class Service:
     # -- sending ----------------------------------------------------------------
 
     def _deliver(self, messages: Iterable[Message]) -> None:
-        """Send messages; record a response first, so that the trace has every response received."""
+        """Send messages; record each response first, so that the trace has it if it arrives."""
         if self.quiesced:
             return
         batches: dict[int, list[Message]] = {}
@@ -232,7 +233,7 @@ class Service:
 
 
 def _keep_freed_memory() -> None:
-    """Reuse the memory of freed tensors, because new pages take longer than copying a tensor."""
+    """Keep freed memory for new tensors: mapping new pages takes longer than copying a tensor."""
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_MAX, 0)
