@@ -74,7 +74,7 @@ class Agreement:
         return [s[3 : 3 + s[2]] for s in gathered]
 
     def _catch_up(self, call: str, positions: list[int]) -> None:
-        """Raise if this replica is behind another."""
+        """Raise StrategyError if this replica is behind another one."""
         reasons, position = all_gather_object(self._exit_reason), self._position
         if position == max(positions):
             return

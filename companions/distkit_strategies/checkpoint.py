@@ -113,7 +113,7 @@ def _check(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> None:
         shapes = in_checkpoint.get(name, "missing"), in_model.get(name, "missing")
         if name.startswith("model.") and shapes[0] != shapes[1]:
             raise StrategyError(
-                f"The checkpoint in {folder} belongs to a different model: the shape of "
+                f"The checkpoint in {folder} belongs to a different model: "
                 f"{name.removeprefix('model.')} is {shapes[0]} in the checkpoint and {shapes[1]} "
                 "in the model. Load it into a model with the same layers."
             )

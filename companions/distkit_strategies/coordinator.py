@@ -79,7 +79,8 @@ class FunctionQueue:
     def __init__(self) -> None:
         self.unfinished: dict[int, Any] = {}  # functions by number
         self.pending: deque[int] = deque()
-        #: The function that each worker runs, if any, in the order in which workers became idle.
+        #: The function that each worker is running, if any, in the order in which workers became
+        #: idle.
         self.workers: dict[Worker, int | None] = {}
         self._scheduled = 0
 
@@ -362,7 +363,7 @@ class ClusterCoordinator:
         self._socket.send_multipart([self._connections[worker], pickle.dumps(message)])
 
     def _check(self) -> None:
-        """Raise the error of a function, once, after all running functions have finished."""
+        """If a function has raised, wait for the running functions, then raise its error once."""
         self._receive(0)
         if self._error is not None:
             self._finish()
@@ -498,9 +499,10 @@ def _check_buffers(strategy: ParameterServerStrategy) -> Iterator[None]:
     for buffer, previous in values:
         if not buffer.nan_to_num().equal(previous):
             raise StrategyError(
-                f"A scheduled function changed {owner_of(buffer)[1]}, a buffer, which a "  # type: ignore[index]
-                "ClusterCoordinator does not share between workers. Put its layer into eval() "
-                "mode, use nn.GroupNorm or nn.LayerNorm, or return the values from the function."
+                f"A scheduled function changed the buffer {owner_of(buffer)[1]}, but a "  # type: ignore[index]
+                "ClusterCoordinator does not share buffers between workers. Put the layer into "
+                "eval() mode, use nn.GroupNorm or nn.LayerNorm, or return the values from the "
+                "function."
             )
 
 
@@ -537,7 +539,8 @@ def _pack_outcome(value: Any, error: Exception | None, name: str, details: str) 
         pickle.loads(result)
     except Exception as failure:
         unsendable = (
-            f"The result of {name} a {type(value).__name__}, cannot be pickled and unpickled: "
+            f"{name} returned a value of type {type(value).__name__}, which cannot be pickled and "
+            "unpickled: "
             f"{type(failure).__name__}: {failure}. Return tensors, numbers or other plain values."
         )
         result = pickle.dumps((None, StrategyError(details or unsendable)))

@@ -90,7 +90,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
             layer.set_custom_reduce_scatter(
                 _Collective(dist.reduce_scatter_single, weight_gradients)
             )
-            unit.register_forward_pre_hook(check)  # after FSDP2's hook, which gathers
+            unit.register_forward_pre_hook(check)  # runs after FSDP2 has gathered the parameters
             for name, shard in root.named_parameters():
                 if shard is not original[name]:
                     self._shards.setdefault(
@@ -153,7 +153,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
                 yield
         except Exception:
             for root in self._used_models:
-                root.zero_grad()  # gathered layers too
+                root.zero_grad()  # also those of gathered layers
             raise
         finally:
             self._replica_context = ReplicaContext(self)
@@ -170,7 +170,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
 
     @torch.no_grad()
     def _synchronize(self, optimizer: Optimizer, replica: ReplicaContext) -> None:
-        """Check the gradients that FSDP2 has reduced during backward."""
+        """Check the gradients that FSDP2 reduced during the backward pass."""
         self._local_optimizer(optimizer)
         weights = strategy_parameters(self, optimizer)
         if self._single_replica:

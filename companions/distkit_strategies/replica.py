@@ -226,7 +226,7 @@ def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
 def _replica_of_loss(call: str, loss: Any) -> ReplicaContext:
     if not isinstance(loss, Tensor):
         raise StrategyError(
-            f"{call} needs a tensor; got {loss!r:.60}, a {type(loss).__name__}. Use torch.stack to "
+            f"{call} needs a tensor; got {loss!r:.60} ({type(loss).__name__}). Use torch.stack to "
             "combine a list of tensors, so that gradients flow through it."
         )
     if (replica := get_replica_context()) is None:

@@ -43,7 +43,7 @@ class InputContext:
     """The position of one input pipeline among all of them.
 
     Args:
-        num_input_pipelines: the number of input pipelines; here one per process with data.
+        num_input_pipelines: the number of input pipelines, one for each process that reads data.
         input_pipeline_id: the index of this pipeline, from 0.
         num_replicas_in_sync: the number of replicas.
     """
@@ -460,8 +460,8 @@ class Strategy:
             return torch.as_tensor(value, dtype=dtype, device=self.device).to_dense()
         except (TypeError, ValueError, RuntimeError) as error:
             raise StrategyError(
-                f"{call} accepts tensors and numbers; got {value!r:.60}, a "
-                f"{type(value).__name__}. Check that the function passed to `run` returns its "
+                f"{call} accepts tensors and numbers; got {value!r:.60} "
+                f"({type(value).__name__}). Check that the function passed to `run` returns its "
                 "result."
             ) from error
 
@@ -521,7 +521,7 @@ def _pad_rows(rows: Tensor, begin: int, size: int) -> Tensor:
 
 
 def _widen(x: Tensor, mean: bool) -> Tensor:
-    """Convert to a dtype wide enough for sums; integers as in ``torch.sum``."""
+    """Convert to a dtype wide enough for a sum, or for a mean of integers if ``mean`` is set."""
     if x.dtype in _HALF:
         return x.float()
     if x.is_floating_point() or x.is_complex():

@@ -154,7 +154,7 @@ def raise_not_finite(
     where = "when summed over all replicas" if culprit is None else f"on {kind} {culprit}"
     raise TrainingError(
         f"The gradient of {layer} is not finite {where} in run {replica.number} of the strategy. "
-        "The step was not applied. Look for NaN in its batch, or lower the learning rate.",
+        "The step was not applied. Look for NaN in the batch, or lower the learning rate.",
         rank=culprit or 0,
         step=replica.number,
         layer=layer,
@@ -314,8 +314,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     def _all_reduce_in_packs(self, x: Tensor) -> None:
         size = self.options.bytes_per_pack // x.element_size()
-        for part in x.split(max(size, 1)) if self.options.bytes_per_pack else (x,):
-            self._all_reduce_pack(part)
+        for pack in x.split(max(size, 1)) if self.options.bytes_per_pack else (x,):
+            self._all_reduce_pack(pack)
 
     @cached_property
     def _all_reduce_pack(self) -> Callable[..., Any]:
@@ -412,7 +412,8 @@ def _existing_devices(devices: Sequence[torch.device | str]) -> list[torch.devic
     missing = ", ".join(str(d) for d in requested if d not in present)
     if not present:
         raise StrategyError(
-            f"None of the devices {missing} exists on this machine. Available: {_device_names()}."
+            f"This machine does not have the requested devices: {missing}. "
+            f"Available: {_device_names()}."
         )
     if missing and not (dist.is_initialized() and dist.get_rank()):
         message = f"Devices that do not exist are skipped: {missing}. Available: {_device_names()}."

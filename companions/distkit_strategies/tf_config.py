@@ -80,7 +80,7 @@ class _Config(Struct, forbid_unknown_fields=True):
             if self.task.index >= tasks:
                 raise ValueError(
                     f"task: {self.task.type} {self.task.index} does not exist; "
-                    f"the cluster has {tasks}"
+                    f"the number of these tasks is {tasks}"
                 )
 
 
@@ -132,7 +132,7 @@ class TFConfig:
         except json.JSONDecodeError as error:
             line = text.split("\n")[error.lineno - 1]
             raise StrategyError(
-                f"TF_CONFIG is not valid JSON: {error.msg} in line {error.lineno}, "
+                f"TF_CONFIG is not valid JSON: {error.msg} on line {error.lineno}, "
                 f"column {error.colno}:\n    {line}\n    {' ' * (error.colno - 1)}^"
             ) from None
         except ValidationError as error:
@@ -215,8 +215,8 @@ def join(config: TFConfig) -> None:
         reason = str(error).splitlines()[0]
         raise StrategyError(
             f"{task}, one of {size}, but it could not connect to the others at {config.master}: "
-            f"{reason}. Check that all of them run, each with its own TF_CONFIG, and that this "
-            "machine can reach that port."
+            f"{reason}. Check that all of them are running, each with its own TF_CONFIG, and that "
+            "this machine can reach that port."
         ) from error
 
 

@@ -69,10 +69,10 @@ def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
     Raises:
         StrategyError: a parameter is lazy, so it has no value to share yet.
     """
-    seen: dict[tuple[int, str], nn.Module] = {}
+    registered: dict[tuple[int, str], nn.Module] = {}
 
     def record(owner: nn.Module, name: str, value: Any) -> None:
-        seen[id(owner), name] = owner
+        registered[id(owner), name] = owner
 
     handles = [
         hooks.register_module_parameter_registration_hook(record),
@@ -85,7 +85,7 @@ def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
     finally:
         for handle in handles:
             handle.remove()
-    for (_, name), owner in seen.items():  # at the end, since ``.double()`` replaces buffers
+    for (_, name), owner in registered.items():  # at the end, since ``.double()`` replaces buffers
         value = {**owner._parameters, **owner._buffers, **owner._modules}.get(name)
         full_name = f"{type(owner).__name__}.{name}"
         if isinstance(value, nn.Module):
@@ -99,7 +99,7 @@ def watch_modules(strategy: Strategy) -> Iterator[CreatedVariables]:
                 )
             register_variable(value, strategy, full_name)
             created.tensors.append((full_name, value))
-    owners = {id(owner): owner for owner in seen.values() if id(owner) not in children}
+    owners = {id(owner): owner for owner in registered.values() if id(owner) not in children}
     created.roots.update(
         {n: m for n, m in owners.items() if next(m.parameters(), None) is not None}
     )
@@ -133,7 +133,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _check_outside(optimizer: Optimizer) -> None:
     """Reject a step outside ``run``.
 
-    A step with learning rate 0 is allowed, because torch initializes optimizer states with one.
+    A step with learning rate 0 is allowed, because torch uses it to initialize optimizer state.
     """
     owner = next(filter(None, map(owner_of, parameters_of(optimizer))), None)
     updates = any(group.get("lr", 1) for group in optimizer.param_groups)
@@ -157,8 +157,8 @@ def _before_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
     if new and replica is not None and not replica.strategy._steps_outside_run:
         raise StrategyError(
             f"{type(owner).__name__}.{name} was created inside `run` of {replica.strategy}, so its "
-            "initial values differ between replicas. Create the model before, in `with "
-            "strategy.scope():`."
+            "initial values differ between replicas. Create the model before the run, in "
+            "`with strategy.scope():`."
         )
 
 
@@ -168,11 +168,11 @@ hooks.register_module_parameter_registration_hook(_before_parameter)
 
 
 class Mean(float):
-    """A mean as a float, with the number of rows that it was computed over."""
+    """A mean as a float, with the number of rows from which it was computed."""
 
 
 def with_rows(result: Any, rows: int | None) -> Any:
-    """Detach a result of ``run``, and attach the number of rows that it was computed over."""
+    """Detach a result of ``run``, and attach the number of rows from which it was computed."""
     result = Mean(result) if type(result) is float else result
     result = result.detach() if isinstance(result, Tensor) else result
     if rows is not None and isinstance(result, Tensor | Mean):

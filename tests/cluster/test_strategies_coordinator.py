@@ -185,12 +185,12 @@ def test_unpicklable_results_and_arguments_raise(cluster) -> None:
     (locked, unpickled, normalized), after = cluster.run(train, ParameterServerStrategy()).results[
         0
     ]
-    assert "The result of function 0, return_lock, a lock, cannot be pickled" in locked
+    assert "return_lock, returned a value of type lock, which cannot be pickled" in locked
     assert (
-        "UnpicklingFails, a UnpicklingFails, cannot be pickled and unpickled: ValueError"
+        "a value of type UnpicklingFails, which cannot be pickled and unpickled: ValueError"
         in unpickled
     )
-    assert "changed BatchNorm1d.running_mean, a buffer" in normalized and after == 6.0
+    assert "changed the buffer BatchNorm1d.running_mean" in normalized and after == 6.0
 
 
 def test_each_worker_has_its_own_dataset(cluster) -> None:

@@ -43,7 +43,7 @@ def test_json_error_names_the_position() -> None:
     with pytest.raises(StrategyError) as caught:
         TFConfig.parse('{"cluster": {\n  "worker": [a:1]}}')
     message, line, marker = str(caught.value).splitlines()
-    assert message.endswith("in line 2, column 14:")
+    assert message.endswith("on line 2, column 14:")
     assert line == '      "worker": [a:1]}}'
     assert line[marker.index("^")] == "a"
 

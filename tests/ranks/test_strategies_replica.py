@@ -127,7 +127,7 @@ def test_invalid_global_batch_raises(size) -> None:
 
 def test_list_of_losses_raises() -> None:
     for compute in (compute_average_loss, scale_regularization_loss):
-        with pytest.raises(StrategyError, match=r"needs a tensor; got \[1.0, 2.0\], a list"):
+        with pytest.raises(StrategyError, match=r"needs a tensor; got \[1.0, 2.0\] \(list\)"):
             compute([1.0, 2.0])
 
 
