@@ -178,8 +178,8 @@ class Tap:
         if pending is None:
             return redispatch(keys, *args)
         _check_peer(call, args, pending)
-        read = _read_tensors(call, args, pending) if pending.has_values else []
-        self._record_start(recorder, pending, read, call_time)
+        inputs = _read_tensors(call, args, pending) if pending.has_values else []
+        self._record_start(recorder, pending, inputs, call_time)
         if not (self.on_gloo or pending.device is None):
             pending.record_begin()
         if call.blocks or pending.begin is not None:
@@ -264,11 +264,11 @@ class Tap:
                 self.call_context.report("threads", group)
 
     def _record_start(
-        self, recorder: Recorder, pending: Pending, read: list[torch.Tensor], call_time: float
+        self, recorder: Recorder, pending: Pending, inputs: list[torch.Tensor], call_time: float
     ) -> None:
         """Record the call, run the ``before`` callbacks, and record the start in the backend."""
         seq, op, fields = pending.seq, pending.op, pending.fields
-        values = recorder.summarize(*read) if read else None
+        values = recorder.summarize(*inputs) if inputs else None
         if recorder.stepped:
             recorder.put(seq, op, State.SCHEDULED, call_time, with_caller(fields), values)
         else:
