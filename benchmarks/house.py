@@ -33,7 +33,7 @@ LINES = {
     "distkit/kvstore": Line(1_637, 1_700),
     "distkit/recording": Line(1_538, 1_600),
     "distkit/trace": Line(901, 700),
-    "distkit/views": Line(3_651, 3_800),
+    "distkit/views": Line(3_650, 3_800),
     "companions/distkit_course": Line(1_316, 1_300),
     "companions/distkit_examples": Line(351, 320),
     "companions/distkit_experiments": Line(774, 800),
@@ -50,8 +50,8 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(14_439, 15_000),
-    "the whole product": Line(24_899, 25_000),
+    "all of distkit": Line(14_438, 15_000),
+    "the whole product": Line(24_898, 25_000),
     "lines of JavaScript": Line(4_011, 4_300),
     "files in distkit": Line(145, 150),
     "names at the top level": Line(27, 23),
