@@ -26,7 +26,7 @@ Expected = Callable[[int, int, int], Tensor]
 Outcome = tuple[list[float], list[float] | None]
 
 #: World sizes and lengths to test, including odd numbers and fewer elements than ranks. A
-#: single rank is tested last, because more ranks show mistakes more clearly.
+#: single rank is tested last, because mistakes are easier to see with more ranks.
 WORLDS, LENGTHS = (2, 3, 4, 5, 1), (1, 8, 13)
 
 #: World size and length (elements of four bytes) for counting messages, bytes and rounds.

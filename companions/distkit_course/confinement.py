@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 import psutil
 
-#: Limits for each rank: CPU and wall time [s], additional memory and the size of a file [bytes],
-#: characters per output stream, and additional processes. (Linux does not limit root's processes.)
+#: Limits for each rank: CPU time [s], wall time [s], additional memory [bytes], size of a file
+#: [bytes], characters per output stream, additional processes (Linux does not limit root's).
 CPU, SECONDS, MEMORY, FILE, PRINTED, PROCESSES = 6, 40, 1 << 29, 1 << 26, 1_000_000, 200
 
 #: Memory limit of the judge process, in addition to its initial use [bytes].

@@ -142,7 +142,7 @@ def grade(submissions: Sequence[Path], folder: Path, names: Sequence[str] = ()) 
 
 
 def _judge(submission: Path, report: Report, names: Sequence[str]) -> None:
-    """Judge a submission; if a judge dies in an exercise, start another judge for the others."""
+    """Judge a submission; if a judge dies, start another judge for the remaining exercises."""
     pending = [*names]
     while True:
         current, read_error = "", "the judge exited while reading the submission"

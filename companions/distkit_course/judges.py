@@ -1,4 +1,4 @@
-"""Tests of answers, which run on separate ranks.
+"""Tests of answers. The answers run on separate ranks.
 
 :class:`Calls` checks the values that a function returns. :class:`Program` checks the results of a
 program on several ranks, and its messages, bytes, rounds or collective calls. :class:`FasterThan`
@@ -131,7 +131,7 @@ def _describe(error: RunError, answer: Answer) -> str:
     if isinstance(error, RunInterrupted):
         return f"{name_of(answer)} did not finish within {SECONDS} s"
     if "SIGXCPU" in str(error):
-        return f"{name_of(answer)} computes for more than {CPU} s. Check for an endless loop."
+        return f"{name_of(answer)} computes for more than {CPU} s. Check for an infinite loop."
     if not isinstance(error, RankError) or not error.traceback:
         return str(error)
     if error.exception.startswith("WrongAnswer: "):  # raised by the judge's program

@@ -35,7 +35,7 @@ PASS, CLOSE, FAIL, UNKNOWN = "pass", "close", "fail", "unknown"
 _SIGNS = {PASS: "✓", CLOSE: "≈", FAIL: "✗", UNKNOWN: ""}
 _COLORS = {PASS: "#009e73", CLOSE: "#2b83c6", FAIL: "#d55e00", UNKNOWN: "#7f8c99"}
 
-#: Maximum relative difference of a close guess, and of an exact one.
+#: Relative differences up to which a guess is close (NEAR) or exact (EXACT).
 NEAR, EXACT = 0.1, 1e-9
 #: Names of ratios.
 _RATIO_NAMES = {2: "twice", 3: "three times", 4: "four times", 10: "ten times"}
@@ -320,7 +320,7 @@ def _plain(value: Any) -> Value:
 
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 _NUMBER = re.compile(r"[~≈]*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)[%×µa-z]*", re.I)
-_DIGITS = 15  # longest integer that a float holds exactly
+_DIGITS = 15  # a float represents integers of up to this many digits exactly
 
 
 def _number(word: str) -> float | None:

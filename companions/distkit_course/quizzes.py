@@ -49,13 +49,13 @@ class Quiz:
     """The concept check of a lesson, with a description of its run and its questions."""
 
     lesson: str
-    about: str
+    description: str
     questions: tuple[Choice, ...]
 
     @property
     def answers(self) -> str:
         """The answer key: each question with its answer and explanation."""
-        lines = [self.lesson, self.about]
+        lines = [self.lesson, self.description]
         for number, question in enumerate(self.questions, 1):
             lines += [f"{number}. {question.text}", f"   {question.answer}", f"   {question.why}"]
         return "\n".join(lines)
@@ -63,8 +63,8 @@ class Quiz:
 
 #: The concept check of each lesson.
 QUIZZES = {
-    lesson: Quiz(lesson, " ".join(about.split()), tuple(Choice.read(*part) for part in parts))
-    for lesson, about, parts in sections("quizzes.md")
+    lesson: Quiz(lesson, " ".join(text.split()), tuple(Choice.read(*part) for part in parts))
+    for lesson, text, parts in sections("quizzes.md")
 }
 
 
@@ -127,7 +127,7 @@ class ConceptCheck(StaticForm):
         right = sum(map(bool, self._verdicts.values()))
         if answered < total:
             return f"{answered} of {total} questions answered, {right} right"
-        verdict = "you can read this picture" if right == total else "review your wrong answers"
+        verdict = "you can read this view" if right == total else "review your wrong answers"
         return f"{right} of {total} right: {verdict}"
 
     # -- display -------------------------------------------------------------------------
@@ -153,12 +153,12 @@ class ConceptCheck(StaticForm):
     def _ipython_display_(self) -> None:
         from IPython.display import Markdown, display
 
-        display(Markdown(self.quiz.about))
+        display(Markdown(self.quiz.description))
         display(self.view)
         super()._ipython_display_()
 
     def __repr__(self) -> str:
-        return "\n".join([self.quiz.about, self._draw()[1]])
+        return "\n".join([self.quiz.description, self._draw()[1]])
 
 
 def concept_check(lesson: str) -> ConceptCheck:

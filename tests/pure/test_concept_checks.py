@@ -54,7 +54,7 @@ def test_instructor_sees_questions_answers_and_explanations(
     output = capsys.readouterr().out
     for lesson in ("00_welcome", "01_messages"):
         quiz = QUIZZES[lesson]
-        assert f"{lesson}\n{quiz.about}\n" in output
+        assert f"{lesson}\n{quiz.description}\n" in output
         for number, question in enumerate(quiz.questions, 1):
             assert (
                 f"\n{number}. {question.text}\n   {question.answer}\n   {question.why}\n" in output
@@ -68,7 +68,7 @@ def test_instructor_sees_questions_answers_and_explanations(
 
 def test_answers_are_hidden_until_the_student_answers() -> None:
     check = concept_check("00_welcome")
-    output = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.about)
+    output = repr(check) + "".join(map(repr, check._predictions)) + repr(check.quiz.description)
     assert not [question for question in check.quiz.questions if question.why in output]
 
 
