@@ -1,4 +1,4 @@
-"""Exercises on collectives, whose messages are compared with those of the best algorithm."""
+"""Exercises on collectives; an answer's messages are compared with the best algorithm's."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from distkit_course.task import Answer, Criterion, NotAttempted, Task, WrongAnsw
 
 
 def best_order(hosts: Sequence[str]) -> list[int]:
-    """Neighboring ranks share a machine, so each machine sends to only one other."""
+    """The ranks of a machine are neighbors, so each machine sends to at most one other."""
     return sorted(range(len(hosts)), key=lambda rank: hosts[rank])
 
 
@@ -39,7 +39,7 @@ def placements() -> Iterator[list[str]]:
 
 
 def sent_between(hosts: list[str]) -> int:
-    """Return the bytes that a ring sends between machines, from its schedule."""
+    """Return the number of bytes that a ring's schedule sends between machines."""
     crossings = [
         hosts[src] != hosts[dst]
         for t in ring(len(hosts))
@@ -75,7 +75,7 @@ def judge_order(answer: Answer) -> Iterator[Criterion]:
                 f"{case}: in {returned}, {crossings} pairs of neighbors are on different machines; "
                 f"{least} suffice"
             )
-    yield Criterion("values", f"the best in {len(cases):,} placements")
+    yield Criterion("values", f"a best order for each of {len(cases):,} placements")
 
 
 def _why_bytes(returned: Any, expected: float, hosts: list[str], nbytes: int) -> str:

@@ -35,7 +35,7 @@ def relay(x: Tensor) -> None:
 
 
 def swap(x: Tensor, y: Tensor) -> None:
-    """One rank sends first, the other receives first."""
+    """One rank sends first, and the other receives first."""
     other = 1 - dist.get_rank()
     if dist.get_rank() == 0:
         dist.send(x, other)
@@ -57,7 +57,7 @@ def overlap(x: Tensor, work: Answer) -> None:
 
 
 def total_of_all(batches: list[Tensor]) -> Tensor:
-    """All ranks run as many rounds as the rank with the most batches.
+    """All ranks run as many rounds as the longest list has batches.
 
     For sums alone, a single all-reduce of each rank's sum is enough. But in training, the
     gradients of each batch must be reduced before the next batch.
@@ -209,7 +209,7 @@ def _run_overlap(answer: Answer, rank: int, n: int) -> list[Any]:
 
 
 def _judge_overlap(answer: Answer, trace: Trace) -> Iterator[Criterion]:
-    """Check that rank 0's message is in flight while it works."""
+    """Check that rank 0's message is in flight while rank 0 works."""
     send, work = (
         next((s for s in trace.spans if s.rank == 0 and s.op is op), None)
         for op in (Op.SEND, Op.MARK)

@@ -115,8 +115,8 @@ def judge_schedule(answer: Answer) -> Iterator[Criterion]:
             raise WrongAnswer(f"n={n}: {error}") from None
         for rank, chunk, contributor in np.argwhere(counts > 1):
             raise WrongAnswer(
-                f"n={n}: chunk {chunk} of rank {rank} contains the contribution of rank "
-                f"{contributor} {counts[rank, chunk, contributor]} times: add it once"
+                f"n={n}: chunk {chunk} of rank {rank} contains rank {contributor}'s contribution "
+                f"{counts[rank, chunk, contributor]} times: add it once"
             )
         sent = count_contributions(rounds[:1], n)[rounds[1].src, rounds[1].chunk]
         for at in np.flatnonzero((sent < 1).any(axis=1) & (counts < 1).any()):
@@ -269,16 +269,15 @@ class SimulatedGpu:
     """A GPU with a simulated clock, which first works for ``queued`` seconds on earlier tasks."""
 
     def __init__(self, queued: float, seconds: float) -> None:
-        # the current time; the time at which the GPU becomes idle; the length of the task
-        self._now, self._idle, self._seconds = 0.0, queued, seconds
+        self._now, self._idle_at, self._task_seconds = 0.0, queued, seconds
         self._program: float | None = None  # the program's time, during a task
 
     def submit(self, task: Answer) -> SimpleNamespace:
         """Execute a task immediately, with the clock at the time when the GPU reaches the task."""
-        self._program, self._now = self._now, self._idle
-        value, self._idle, self._now = task(), self._now, self._program
+        self._program, self._now = self._now, self._idle_at
+        value, self._idle_at, self._now = task(), self._now, self._program
         self._program = None
-        return SimpleNamespace(result=partial(self._wait, self._idle, value))
+        return SimpleNamespace(result=partial(self._wait, self._idle_at, value))
 
     def _wait(self, done: float, value: Any) -> Any:
         self._now = max(self._now, done)
@@ -296,7 +295,7 @@ class SimulatedGpu:
         """
         if self._program is None:
             raise WrongAnswer("the program executes the task itself: submit it to the GPU")
-        self._now += self._seconds
+        self._now += self._task_seconds
 
 
 def gpu_seconds(gpu: Any, clock: Any, task: Any) -> float:

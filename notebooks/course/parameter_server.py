@@ -82,7 +82,7 @@ def staleness_bound(step: float, pause: float) -> int:
 
 
 def round_ends(arrivals: Sequence[float], backup: int) -> float:
-    """Return when the last gradient that the round needs arrives."""
+    """Return the time at which the last gradient that the round needs arrives."""
     return sorted(arrivals)[len(arrivals) - backup - 1]
 
 
@@ -108,7 +108,7 @@ def two_bit(
 
 # -- the judge -------------------------------------------------------------------------------
 
-#: Number of rounds in a scenario, and of random scenarios of each kind.
+#: Number of rounds in each scenario, and number of random scenarios of each kind.
 ROUNDS, SCENARIOS = 3, 60
 #: Number of messages shown from the end of a failed scenario.
 SHOWN = 7
@@ -124,15 +124,15 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Step:
-    """A message and its effect on the real server.
+class HandledMessage:
+    """A message that the real server has handled, and its effect.
 
     Args:
         pull: true for a pull, false for a push.
         number: the number of this worker's push, from 0.
         repeated: whether it is a repeated push.
         value: the server's value afterwards.
-        updates: the number of updates up to this step.
+        updates: the number of updates up to this message.
         answered: the workers whose pulls the server then answered.
         missing: the workers that have not pushed yet in this round.
     """
@@ -163,7 +163,7 @@ class ReferenceServer:
         self.server.handle(Init(0, 1, "w", size, "float32", torch.zeros(size)))
         self.sync, self.workers, self._requests = sync, workers, 0
 
-    def send(self, pull: bool, worker: int, number: int, repeated: bool) -> Step:
+    def send(self, pull: bool, worker: int, number: int, repeated: bool) -> HandledMessage:
         """Send a message to the server, and record its effect."""
         self._requests += 1
         entry = self.server.entries["w"]
@@ -176,7 +176,9 @@ class ReferenceServer:
             )
         pulls = frozenset(a.node for a in answers if getattr(a, "value", None) is not None)
         missing = tuple(w for w in range(self.workers) if self.sync and w not in entry.arrived)
-        return Step(pull, worker, number, repeated, entry.value, entry.version, pulls, missing)
+        return HandledMessage(
+            pull, worker, number, repeated, entry.value, entry.version, pulls, missing
+        )
 
 
 def push_of(workers: int, worker: int, number: int) -> Tensor:
@@ -186,7 +188,7 @@ def push_of(workers: int, worker: int, number: int) -> Tensor:
     return x
 
 
-def scenario(sync: bool, repeated: float, workers: int, rng: Random) -> Iterator[Step]:
+def scenario(sync: bool, repeated: float, workers: int, rng: Random) -> Iterator[HandledMessage]:
     """Yield pushes and pulls in random order. Each worker pushes, pulls and waits for the reply.
 
     Args:
@@ -206,17 +208,17 @@ def scenario(sync: bool, repeated: float, workers: int, rng: Random) -> Iterator
         if not ready:
             return
         w = rng.choice(ready)
-        step = server.send(pushed[w], w, number[w], repeated=False)
-        if step.pull:
+        message = server.send(pushed[w], w, number[w], repeated=False)
+        if message.pull:
             waiting_workers.add(w)
         else:
             history.append((w, number[w]))
             pushed[w] = True
-        for answered_worker in step.answered:
+        for answered_worker in message.answered:
             waiting_workers.discard(answered_worker)
             pushed[answered_worker] = False
             number[answered_worker] += 1
-        yield step
+        yield message
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class HandlerResult:
 
     @property
     def idle(self) -> bool:
-        """Return whether the handler has done nothing."""
+        """Whether the handler has done nothing."""
         return not (self.returned is not None or self.updates or self.has_state)
 
 
@@ -258,19 +260,19 @@ def judge(answer: Answer) -> Iterator[Criterion]:
         for n in range(SCENARIOS)
     ]
     cases = [
-        (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in steps])
-        for sync, workers, steps in scenarios
+        (sync, workers, [(s.pull, s.worker, s.number, not s.answered) for s in messages])
+        for sync, workers, messages in scenarios
     ]
     outputs = call_answer(answer, cases, str, run_handler)
-    for at, ((sync, workers, steps), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
-        seen = [p if isinstance(p, str) else HandlerResult(sync, workers, *p) for p in pushes]
-        if not at and all(isinstance(push, HandlerResult) and push.idle for push in seen):
+    for at, ((sync, workers, messages), pushes) in enumerate(zip(scenarios, outputs, strict=True)):
+        results = [p if isinstance(p, str) else HandlerResult(sync, workers, *p) for p in pushes]
+        if not at and all(isinstance(push, HandlerResult) and push.idle for push in results):
             raise NotAttempted
-        if wrong := mistake(sync, workers, steps, seen):
+        if wrong := mistake(sync, workers, messages, results):
             raise WrongAnswer(wrong)
         if at % SCENARIOS == SCENARIOS - 1:
             yield Criterion("values", KINDS[at // SCENARIOS][0])
-    yield Criterion("values", f"like the real server in {len(scenarios)} random orders")
+    yield Criterion("values", f"behaves like the real server in {len(scenarios)} random orders")
 
 
 def run_handler(
@@ -305,34 +307,40 @@ def run_handler(
     return outputs
 
 
-def mistake(sync: bool, workers: int, steps: list[Step], pushes: list[HandlerResult | str]) -> str:
+def mistake(
+    sync: bool, workers: int, messages: list[HandledMessage], pushes: list[HandlerResult | str]
+) -> str:
     """Describe the first mistake of a handler in a scenario; "" if there is none."""
     remaining = iter(pushes)
-    for at, step in enumerate(steps):
-        if not step.pull:
+    for at, message in enumerate(messages):
+        if not message.pull:
             push = next(remaining)
-            wrong = push if isinstance(push, str) else _explain_difference(push, steps[: at + 1])
+            wrong = push if isinstance(push, str) else _explain_difference(push, messages[: at + 1])
             if wrong:
-                return _describe(sync, workers, steps[: at + 1], wrong)
+                return _describe(sync, workers, messages[: at + 1], wrong)
     return ""
 
 
 # -- messages --------------------------------------------------------------------------
 
 
-def _describe(sync: bool, workers: int, steps: list[Step], wrong: str) -> str:
+def _describe(sync: bool, workers: int, messages: list[HandledMessage], wrong: str) -> str:
     """Describe a mistake and the messages before it."""
     mode = "dist_sync" if sync else "dist_async"
-    more = ", the last messages" if len(steps) > SHOWN else ""
+    more = ", the last messages" if len(messages) > SHOWN else ""
     return "\n".join(
-        [f"{mode} with {workers} workers{more}:", *(f"  {step}" for step in steps[-SHOWN:]), wrong]
+        [
+            f"{mode} with {workers} workers{more}:",
+            *(f"  {message}" for message in messages[-SHOWN:]),
+            wrong,
+        ]
     )
 
 
-def _explain_difference(push: HandlerResult, steps: list[Step]) -> str:
+def _explain_difference(push: HandlerResult, messages: list[HandledMessage]) -> str:
     """Describe the difference from the real server after the last push; "" if none."""
-    step, returned, waiting = steps[-1], push.returned, push.before
-    if wrong := _check_value(push, steps):
+    message, returned, waiting = messages[-1], push.returned, push.before
+    if wrong := _check_value(push, messages):
         return wrong
     if not isinstance(returned, COLLECTIONS) or not all(
         isinstance(worker, int) for worker in returned
@@ -346,18 +354,18 @@ def _explain_difference(push: HandlerResult, steps: list[Step]) -> str:
             f"it answers worker {unexpected[0]}, which has no waiting pull: "
             f"server.waiting is {waiting}"
         )
-    if early := sorted(set(returned) - step.answered):
+    if early := sorted(set(returned) - message.answered):
         return (
             f"it answers the pull of worker {early[0]}, but the round is not complete: "
-            f"{_missing(step)}. In dist_sync a pull returns the weights after the whole "
+            f"{_missing(message)}. In dist_sync a pull returns the weights after the whole "
             "round"
         )
-    if late := sorted(step.answered - set(returned)):
+    if late := sorted(message.answered - set(returned)):
         return (
-            f"the round is complete, and the pull of worker {late[0]} still waits: it would "
+            f"the round is complete, but the pull of worker {late[0]} is still waiting: it would "
             f"wait forever. {_explain_unanswered(push)}"
         )
-    return _check_waiting(push, step)
+    return _check_waiting(push, message)
 
 
 def _explain_unanswered(push: HandlerResult) -> str:
@@ -369,12 +377,12 @@ def _explain_unanswered(push: HandlerResult) -> str:
     )
 
 
-def _check_waiting(push: HandlerResult, step: Step) -> str:
+def _check_waiting(push: HandlerResult, message: HandledMessage) -> str:
     """Describe the mistake in the waiting pulls; "" if there is none."""
-    expected, waiting = [w for w in push.before if w not in step.answered], push.waiting
+    expected, waiting = [w for w in push.before if w not in message.answered], push.waiting
     if not isinstance(waiting, list):
         return f"server.waiting is {waiting!r}: it must stay a list of workers"
-    if twice := [w for w in waiting if w in step.answered]:
+    if twice := [w for w in waiting if w in message.answered]:
         return (
             f"the pull of worker {twice[0]} is answered, but it is still in server.waiting: "
             "it would be answered again in the next round. Remove the workers that you answer: "
@@ -388,24 +396,26 @@ def _check_waiting(push: HandlerResult, step: Step) -> str:
     return ""
 
 
-def _check_value(push: HandlerResult, steps: list[Step]) -> str:
+def _check_value(push: HandlerResult, messages: list[HandledMessage]) -> str:
     """Describe the mistake in the value; "" if there is none."""
-    got, expected = push.value, steps[-1].value
+    got, expected = push.value, messages[-1].value
     if not isinstance(got, Tensor) or got.shape != expected.shape:
         return f"server.value is {got!r}: change it only with server.update(total)"
     if different := (got != expected).nonzero().flatten().tolist():
         worker, number = divmod(different[0], ROUNDS)
-        return _explain_count(push.sync, steps, worker, number, got[different[0]].item())
-    if push.updates == steps[-1].updates:
+        return _explain_count(push.sync, messages, worker, number, got[different[0]].item())
+    if push.updates == messages[-1].updates:
         return ""
     if push.updates == 0:
         return "the value is correct, but was changed without server.update(total)"
-    return f"{push.updates} updates; expected {steps[-1].updates}: " + (
+    return f"{push.updates} updates; expected {messages[-1].updates}: " + (
         "a round is one update, with the sum" if push.sync else "each gradient is one update"
     )
 
 
-def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, times: float) -> str:
+def _explain_count(
+    sync: bool, messages: list[HandledMessage], worker: int, number: int, times: float
+) -> str:
     """Describe how many times a gradient was applied, if that is wrong."""
     which = f"push {number} of worker {worker}"
     if not times.is_integer():
@@ -414,7 +424,7 @@ def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, time
             "is divided by the number of workers"
         )
     if times > 1:
-        repeated = any(s.repeated and (s.worker, s.number) == (worker, number) for s in steps)
+        repeated = any(s.repeated and (s.worker, s.number) == (worker, number) for s in messages)
         return f"{which} has been applied {times:.0f} times: " + (
             "a repeated push counts once, even if it arrives rounds later"
             if repeated
@@ -422,7 +432,7 @@ def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, time
         )
     if times == 1 and sync:
         return (
-            f"{which} has been applied, but the round is not complete: {_missing(steps[-1])}. "
+            f"{which} has been applied, but the round is not complete: {_missing(messages[-1])}. "
             "In dist_sync it waits in the inbox"
         )
     if times == 0 and sync:
@@ -432,14 +442,15 @@ def _explain_count(sync: bool, steps: list[Step], worker: int, number: int, time
     return f"{which} was applied {times:.0f} times"
 
 
-def _missing(step: Step) -> str:
-    workers = joined([f"worker {w}" for w in step.missing])
-    return f"{workers} {'has' if len(step.missing) == 1 else 'have'} not pushed yet"
+def _missing(message: HandledMessage) -> str:
+    workers = joined([f"worker {w}" for w in message.missing])
+    return f"{workers} {'has' if len(message.missing) == 1 else 'have'} not pushed yet"
 
 
 #: Durations of a step and of a pause [s] for which a bound is tried.
 PAIRS = ((0.01, 0.045), (0.01, 0.0), (0.125, 0.625), (0.1, 0.03), (0.003, 0.1), (0.5, 8.2))
-#: Number of workers, of each worker's gradients, and of worker 0's gradients before its pause.
+#: Number of workers, number of gradients that each worker computes, and number of gradients that
+#: worker 0 computes before its pause.
 WORKERS, STEPS, PAUSES_AT = 3, 60, 5
 #: The order of messages that arrive at the same time.
 PUSH, PULL = 0, 1
@@ -459,7 +470,7 @@ def states() -> Iterator[tuple[int, dict[int, int], int]]:
 
 
 def judge_waits(answer: Answer) -> Iterator[Criterion]:
-    """Compare the rule with the library's, in every small state."""
+    """Compare an answer with the library's rule in every small state."""
     every = [*states()]
     outputs = call_answer(answer, every, _state)
     for at, ((worker, clocks, bound), returned) in enumerate(zip(every, outputs, strict=True)):
@@ -468,7 +479,7 @@ def judge_waits(answer: Answer) -> Iterator[Criterion]:
             raise NotAttempted
         if not isinstance(returned, COLLECTIONS) or set(returned) != expected:
             raise WrongAnswer(_differs(returned, expected, worker, clocks, bound))
-    yield Criterion("values", f"like the real rule in {len(every):,} states")
+    yield Criterion("values", f"agrees with the real rule in {len(every):,} states")
 
 
 def _state(worker: int, clocks: Mapping[int, int], bound: int) -> str:
@@ -488,9 +499,9 @@ def _differs(
     behind = clocks[worker] - clocks[other]
     if behind < 0:
         return f"{text}. Worker {other} is ahead: a pull waits only for workers behind it"
-    how = "more than" if behind > bound else "exactly" if behind == bound else "less than"
+    comparison = "more than" if behind > bound else "exactly" if behind == bound else "less than"
     allowed = "" if behind > bound else ": that is allowed"
-    return f"{text}. Worker {other} is {behind} behind, {how} {bound}{allowed}"
+    return f"{text}. Worker {other} is {behind} behind, {comparison} {bound}{allowed}"
 
 
 # -- which bound -----------------------------------------------------------------------
@@ -538,7 +549,7 @@ def simulate_training(bound: int, step: float, pause: float) -> tuple[float, int
     server.handle(Init(0, 1, "w", (1,), "float32", torch.zeros(1)))
     step_time, pause_time = Fraction(str(step)), Fraction(str(pause))  # exact: ties stay ties
     clocks, pull_times, waited, ahead = [0] * WORKERS, dict[int, Fraction](), Fraction(0), 0
-    heap = [(step_time, PUSH, w) for w in range(WORKERS)]  # when a worker has its gradient
+    heap = [(step_time, PUSH, w) for w in range(WORKERS)]  # time, event and worker
     number = 1
     while heap:
         now, what, w = heapq.heappop(heap)
@@ -659,7 +670,7 @@ TASKS: list[Task] = [
         "server.sync is True in dist_sync and False in dist_async.\n"
         "server.workers is the number of workers.\n"
         "server.update(total) makes one update with a sum of gradients.\n"
-        "server.waiting is the list of workers whose pulls wait. Remove those that you answer.\n"
+        "server.waiting lists the workers whose pulls are waiting. Remove those that you answer.\n"
         "server.inbox (a dict) and server.seen (a set) are empty at first. Use them as you like.\n"
         "The same push may arrive twice. (worker, number) identifies it.",
         push_handler,
@@ -742,7 +753,7 @@ TASKS: list[Task] = [
     Task(
         "round_ends",
         "round_ends(arrivals, backup)",
-        "return when a round of dist_sync with backup workers is complete",
+        "return the time at which a round of dist_sync with backup workers is complete",
         "arrivals[w] is the time at which the gradient of worker w arrives [s]. A round does not "
         "wait\nfor the last `backup` gradients.",
         round_ends,

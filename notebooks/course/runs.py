@@ -1,4 +1,4 @@
-"""The runs of the concept checks, written line by line or simulated."""
+"""The runs of the concept checks, written operation by operation or simulated."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from distkit_simulation.training import pipeline
 
 MS, MIB = 1e-3, 2**20
 
-#: An operation: op, rank, begin and end [ms], fields of its events.
-Line = tuple[Op, int, float, float, dict[str, Any]]
+#: The op, rank, begin [ms], end [ms] and event fields of an operation.
+Operation = tuple[Op, int, float, float, dict[str, Any]]
 
 
-def script(n: int, name: str, *lines: Line) -> Trace:
+def script(n: int, name: str, *operations: Operation) -> Trace:
     """Return a trace of ``n`` ranks; an operation with an infinite end never returns."""
     writer = Writer(n)
-    for op, rank, begin, end, fields in lines:
+    for op, rank, begin, end, fields in operations:
         writer.add_operation(op, rank, begin * MS, end * MS, **fields)
     return writer.trace(
         name,
         backend="drawn",
         simulated=False,
-        ranks={r: RankInfo(f"rank {r}", "rank") for r in range(n)},  # on no device
+        ranks={r: RankInfo(f"rank {r}", "rank") for r in range(n)},  # without devices
     )
 
 
@@ -45,16 +45,22 @@ def with_info(trace: Trace, **fields: Any) -> Trace:
     return Trace(trace.events, structs.replace(trace.info, **fields))
 
 
-def mark(rank: int, begin: float, end: float, label: str, **fields: Any) -> Line:
-    """Return a line of marked computation."""
+def mark(rank: int, begin: float, end: float, label: str, **fields: Any) -> Operation:
+    """Return a marked computation on a rank."""
     return Op.MARK, rank, begin, end, {"attributes": {"label": label}, **fields}
 
 
 def _message(
     op: Op, rank: int, begin: float, end: float, peer: int, nbytes: int = 256, **fields: Any
-) -> Line:
-    about = {"peer": peer, "nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32", "tag": 0}
-    return op, rank, begin, end, {**about, **fields}
+) -> Operation:
+    message = {
+        "peer": peer,
+        "nbytes": nbytes,
+        "shape": (nbytes // 4,),
+        "dtype": "float32",
+        "tag": 0,
+    }
+    return op, rank, begin, end, {**message, **fields}
 
 
 send, recv = partial(_message, Op.SEND), partial(_message, Op.RECV)
@@ -62,8 +68,8 @@ send, recv = partial(_message, Op.SEND), partial(_message, Op.RECV)
 
 def collective(
     op: Op, rank: int, begin: float, end: float, nbytes: int, dtype: str = "float32", **fields: Any
-) -> Line:
-    """Return a line with a rank's call of a collective."""
+) -> Operation:
+    """Return a rank's call of a collective."""
     shape = (nbytes // (8 if dtype == "float64" else 4),)
     return op, rank, begin, end, {"nbytes": nbytes, "shape": shape, "dtype": dtype, **fields}
 
@@ -123,17 +129,17 @@ def halving_and_doubling() -> Trace:
 
 def three_steps() -> Trace:
     """Three steps of four ranks, each with two all-reduces; one rank is late in one step."""
-    lines, at = list[Line](), 0.0
+    operations, at = list[Operation](), 0.0
     for step in range(3):
         ready = at + 10 + 12 * (step == 1)  # when the last rank starts its all-reduce
         for rank in range(4):
             end = ready if rank == 2 else at + 10
-            lines += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, end, "backward")]
-            lines += [all_reduce(rank, end, ready + 1, 5120)]
-        lines += [all_reduce(rank, ready + 1, ready + 3, 33_000) for rank in range(4)]
-        lines += [mark(rank, ready + 3, ready + 4, "update") for rank in range(4)]
+            operations += [mark(rank, at, at + 4, "forward"), mark(rank, at + 4, end, "backward")]
+            operations += [all_reduce(rank, end, ready + 1, 5120)]
+        operations += [all_reduce(rank, ready + 1, ready + 3, 33_000) for rank in range(4)]
+        operations += [mark(rank, ready + 3, ready + 4, "update") for rank in range(4)]
         at = ready + 4
-    return script(4, "three steps", *lines)
+    return script(4, "three steps", *operations)
 
 
 def unequal_workers() -> Trace:
@@ -152,17 +158,17 @@ def unequal_workers() -> Trace:
 
 def joined_ranks() -> Trace:
     """Three ranks under Join, with two, four and one batches."""
-    batches, lines, now = (2, 4, 1), list[Line](), 0
+    batches, operations, now = (2, 4, 1), list[Operation](), 0
     for step in range(max(batches)):
         for rank, count in enumerate(batches):
             begin = now + 8 * (step < count)
             if step < count:
-                lines.append(mark(rank, now, begin, f"batch {step}"))
-            lines.append(all_reduce(rank, begin, now + 9, 4))
-            lines.append(all_reduce(rank, now + 9, now + 11, 4096))
+                operations.append(mark(rank, now, begin, f"batch {step}"))
+            operations.append(all_reduce(rank, begin, now + 9, 4))
+            operations.append(all_reduce(rank, now + 9, now + 11, 4096))
         now += 11
-    lines += [all_reduce(rank, now, now + 1, 4) for rank in range(3)]
-    return script(3, "one epoch", *lines)
+    operations += [all_reduce(rank, now, now + 1, 4) for rank in range(3)]
+    return script(3, "one epoch", *operations)
 
 
 def message_after_the_sum() -> Trace:
@@ -234,17 +240,17 @@ def all_forward_first() -> Trace:
 
 def sharded_step() -> Trace:
     """A step under FSDP: the second of three layers is the largest, and rank 2 is slow."""
-    lines, now = list[Line](), [0.0] * 4
+    operations, now = list[Operation](), [0.0] * 4
 
     def communicate(op: Op, mib: int) -> None:
         end = max(now) + mib
-        lines.extend(collective(op, rank, now[rank], end, mib * MIB) for rank in range(4))
+        operations.extend(collective(op, rank, now[rank], end, mib * MIB) for rank in range(4))
         now[:] = [end] * 4
 
     def compute(label: str, ms: float) -> None:
         for rank, begin in enumerate(now):
             now[rank] = begin + ms * (1.5 if rank == 2 else 1)
-            lines.append(mark(rank, begin, now[rank], label))
+            operations.append(mark(rank, begin, now[rank], label))
 
     layers = (1, 4, 1)
     for mib in layers:
@@ -255,29 +261,29 @@ def sharded_step() -> Trace:
         compute("backward", 4 * mib)
         communicate(Op.REDUCE_SCATTER, mib)
     compute("update", 1)
-    return script(4, "one step", *lines)
+    return script(4, "one step", *operations)
 
 
 def central_steps() -> Trace:
     """Steps of three replicas with the variables on rank 0; one rank fails in the second step."""
-    lines, at = list[Line](), 0.0
+    operations, at = list[Operation](), 0.0
     call = partial(collective, dtype="float64")
     for step in range(3):
         for rank in range(3):
             ready = at + 4 + rank
-            lines.append(mark(rank, at, ready, "gradients"))
-            lines.append(call(Op.ALL_GATHER, rank, ready, at + 13, 24))
+            operations.append(mark(rank, at, ready, "gradients"))
+            operations.append(call(Op.ALL_GATHER, rank, ready, at + 13, 24))
         at += 13
         if step != 1:
-            lines += [call(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
-            lines.append(mark(0, at + 8, at + 18, "update"))
+            operations += [call(Op.REDUCE, rank, at, at + 8, 8192, peer=0) for rank in range(3)]
+            operations.append(mark(0, at + 8, at + 18, "update"))
             for rank, begin in enumerate((at + 18, at + 8, at + 8)):
-                lines += [
+                operations += [
                     call(Op.ALL_GATHER, rank, begin, at + 20, 24),
                     call(Op.BROADCAST, rank, at + 20, at + 31, 8192, peer=0),
                 ]
             at += 31
-    return script(3, "three steps", *lines)
+    return script(3, "three steps", *operations)
 
 
 def ahead_of_the_slowest() -> Trace:
@@ -291,26 +297,26 @@ def ahead_of_the_slowest() -> Trace:
 
 def counted_to_the_end() -> Trace:
     """Five rounds of three workers; one dies in the third round, after its gradient has arrived."""
-    lines, at, server, dead = [*_request(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
+    operations, at, server, dead = [*_request(Op.INIT, 0, 0, 1, 1, 2)], 2.0, 3, 2
     for turn in range(5):
         workers = tuple(w for w in range(3) if w != dead or turn < 3)
         pushed = {w: at + (9, 12, 5)[w] for w in workers}  # the one that dies is the fastest
         full = max(pushed.values()) + 3
         for position, (w, begin) in enumerate(pushed.items()):
-            lines += [mark(w, at + 1, begin, "gradient")]
-            lines += _request(Op.PUSH, w, begin, begin + 1, begin + 1.2, begin + 2)
+            operations += [mark(w, at + 1, begin, "gradient")]
+            operations += _request(Op.PUSH, w, begin, begin + 1, begin + 1.2, begin + 2)
             if (w, turn) != (dead, 2):
                 reply = full + 1.2 + 0.1 * position
-                lines += _request(Op.PULL, w, begin + 2.2, begin + 3, reply, reply + 0.8)
+                operations += _request(Op.PULL, w, begin + 2.2, begin + 3, reply, reply + 0.8)
         update = {
             "key": "w",
             "version": turn + 1,
             "workers": workers,
             "stale_by": (0,) * len(workers),
         }
-        lines.append((Op.MARK, server, full, full + 1, {"attributes": update}))
+        operations.append((Op.MARK, server, full, full + 1, {"attributes": update}))
         at = full + 3
-    trace = script(4, "five rounds", *sorted(lines, key=lambda one: one[2]))
+    trace = script(4, "five rounds", *sorted(operations, key=lambda operation: operation[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
     return with_info(
@@ -330,14 +336,17 @@ def _request(
     end: float,
     server: int = 3,
     nbytes: int = 256,
-) -> Iterator[Line]:
+) -> Iterator[Operation]:
     """Yield a worker's request, its arrival at the server, and the server's reply."""
-    about: dict[str, Any] = {"attributes": {"key": "w"}, "match": f"kv:1:{worker}:{begin * 10:.0f}"}
+    common: dict[str, Any] = {
+        "attributes": {"key": "w"},
+        "match": f"kv:1:{worker}:{begin * 10:.0f}",
+    }
     tensor = {"nbytes": nbytes, "shape": (nbytes // 4,), "dtype": "float32"}
     request, answer = ({}, tensor) if op is Op.PULL else (tensor, {})
-    yield op, worker, begin, end, {"peer": server, **about, **tensor}
-    yield Op.RECV, server, arrival - 0.01, arrival, {"peer": worker, **about, **request}
-    yield Op.SEND, server, reply, reply + 0.01, {"peer": worker, **about, **answer}
+    yield op, worker, begin, end, {"peer": server, **common, **tensor}
+    yield Op.RECV, server, arrival - 0.01, arrival, {"peer": worker, **common, **request}
+    yield Op.SEND, server, reply, reply + 0.01, {"peer": worker, **common, **answer}
 
 
 def three_hosts() -> Trace:
@@ -353,9 +362,9 @@ def three_hosts() -> Trace:
 
 def two_gpus() -> Trace:
     """A step of two ranks with a GPU each: a call returns long before the GPU is done."""
-    lines = list[Line]()
+    operations = list[Operation]()
     for rank in range(2):
-        lines += [
+        operations += [
             mark(rank, 0, 2, "backward"),
             mark(rank, 2, 4, "all_reduce"),
             mark(rank, 4, 7, "load"),
@@ -366,7 +375,7 @@ def two_gpus() -> Trace:
             mark(2 + rank, 14.6, 17, "update"),
         ]
     return with_info(
-        script(4, "two GPUs", *lines),
+        script(4, "two GPUs", *operations),
         ranks={r: RankInfo(f"rank {r}", device=f"cuda:{r}") for r in range(2)}
         | {2 + r: RankInfo(f"GPU {r}", "device") for r in range(2)},
     )
@@ -374,13 +383,13 @@ def two_gpus() -> Trace:
 
 def two_devices() -> Trace:
     """Two workers with two devices each: one adds on a device, the other compresses its pushes."""
-    lines = [
-        line
+    operations = [
+        operation
         for worker, parts, nbytes, at, end in (
             (0, "add copy", 65_536, 25, 54),
             (1, "copy copy add", 4096, 36, 58),
         )
-        for line in (
+        for operation in (
             mark(worker, 0, 10, "gradients"),
             *(mark(worker, 10 + 6 * n, 16 + 6 * n, s) for n, s in enumerate(parts.split())),
             *_request(Op.PUSH, worker, at, at + 2, at + 7, at + 8, 2, nbytes),
@@ -390,7 +399,7 @@ def two_devices() -> Trace:
     update = mark(2, 39, 51, "update")
     names = ("worker 0", "worker"), ("worker 1", "worker"), ("server 0", "server")
     return with_info(
-        script(3, "one step", *sorted([*lines, update], key=lambda one: one[2])),
+        script(3, "one step", *sorted([*operations, update], key=lambda operation: operation[2])),
         ranks={r: RankInfo(*name) for r, name in enumerate(names)},
     )
 
@@ -398,7 +407,7 @@ def two_devices() -> Trace:
 def a_script() -> Trace:
     """A script in which rank 3 is slow, and rank 1 leaves the loop one step early."""
     gradients = partial(all_reduce, nbytes=1 << 20, where="train.py:21")
-    lines = [
+    operations = [
         collective(Op.BROADCAST, rank, 0, 3, 1 << 20, where="train.py:9", peer=0)
         for rank in range(4)
     ]
@@ -406,15 +415,15 @@ def a_script() -> Trace:
         for rank in range(4):
             at = 3 + 20.0 * step
             begin = at + (14 if rank == 3 else 8)
-            lines += [
+            operations += [
                 mark(rank, at, begin, "compute"),
                 gradients(rank, begin, at + 17),
                 all_reduce(rank, at + 18, at + 19, 4, where="train.py:24"),
             ]
     for rank in (0, 2, 3):
         begin = 63 + (14 if rank == 3 else 8)
-        lines += [mark(rank, 63, begin, "compute"), gradients(rank, begin, math.inf)]
-    return with_info(script(4, "a script", *lines), ends={1: RankEnd("returned")})
+        operations += [mark(rank, 63, begin, "compute"), gradients(rank, begin, math.inf)]
+    return with_info(script(4, "a script", *operations), ends={1: RankEnd("returned")})
 
 
 def job_of_four_stages() -> Trace:
@@ -439,16 +448,16 @@ def eager_and_compiled() -> Trace:
     operators = [("linear", 14), ("relu", 11), ("linear", 14), ("backward", 31)]
     graphs = [("graph 1", 14), ("print", 12), ("graph 2", 14), ("backward", 22)]
     first = [("compile", 45), *graphs[:2], ("compile", 19), *graphs[2:]]
-    lines, at = list[Line](), 0.0
+    operations, at = list[Operation](), 0.0
     for step in range(2):
         ready = {rank: at for rank in range(2)}
         for rank, work in enumerate((graphs if step else first, operators)):
             for label, ms in work:
-                lines.append(mark(rank, ready[rank], ready[rank] + ms, label))
+                operations.append(mark(rank, ready[rank], ready[rank] + ms, label))
                 ready[rank] += ms
         at = max(ready.values()) + 3
-        lines += [all_reduce(rank, begin, at, 38_440) for rank, begin in ready.items()]
-    return script(2, "two steps", *lines)
+        operations += [all_reduce(rank, begin, at, 38_440) for rank, begin in ready.items()]
+    return script(2, "two steps", *operations)
 
 
 def scheduled_functions() -> Trace:
@@ -456,18 +465,18 @@ def scheduled_functions() -> Trace:
     died, final = 68.0, (State.COMPLETED, State.FAILED)
     fast = [(1, n, 4.0 + 14 * i, 18.0 + 14 * i) for i, n in enumerate((0, 2, 3, 5, 6))]
     others = [(2, 1, 4.0, 36.0), (2, 4, 36.0, died), (1, 4, died + 26, died + 40)]
-    lines, applied, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
+    operations, applied, server = [*_request(Op.INIT, 0, 0, 1, 1, 2)], list[int](), 3
     for worker, n, begin, end in sorted([*fast, *others], key=lambda run: run[-1]):
-        lines += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
-        lines += [mark(worker, begin + 2, end, f"function {n}", final=final[end == died])]
-        lines += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
+        operations += _request(Op.PULL, worker, begin, begin + 0.8, begin + 0.9, begin + 1.6)
+        operations += [mark(worker, begin + 2, end, f"function {n}", final=final[end == died])]
+        operations += _request(Op.PUSH, worker, end - 2, end - 1.2, end - 0.8, end - 0.2)
         if n not in applied:
             applied.append(n)
             update = {"key": "w", "version": len(applied), "workers": (worker,), "stale_by": (0,)}
-            lines.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": update}))
-    lines += [mark(2, died, died + 24, "replaced: it was killed")]
-    lines += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)
-    trace = script(4, "seven functions", *sorted(lines, key=lambda one: one[2]))
+            operations.append((Op.MARK, server, end - 1.2, end - 0.8, {"attributes": update}))
+    operations += [mark(2, died, died + 24, "replaced: it was killed")]
+    operations += _request(Op.PULL, 0, died + 41, died + 42, died + 42, died + 43)
+    trace = script(4, "seven functions", *sorted(operations, key=lambda operation: operation[2]))
     ranks = {r: RankInfo(f"worker {r}", "worker") for r in range(3)}
     ranks[server] = RankInfo("server 0", "server")
     return with_info(

@@ -33,7 +33,7 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 
 def average_gradients(gradients: list[Tensor]) -> None:
-    """Sends all gradients in one tensor, as DDP does in buckets."""
+    """Sends all gradients in one tensor, as DDP does with the gradients of a bucket."""
     flat = torch.cat(gradients)
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
