@@ -19,7 +19,7 @@ from functools import cache
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
-from distkit.algorithms.catalog import Catalog, Described
+from distkit.algorithms.catalog import Catalog, CatalogEntry
 
 
 class Action(NamedTuple):
@@ -133,8 +133,8 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> Orders:
 def zero_bubble_h2(ranks: int, microbatches: int) -> Orders:
     """Run ZB-H2: longer warm-up and later weight gradients, so that no rank waits.
 
-    A rank starts its next step as soon as it has finished this one, without waiting for the last
-    rank's update. Qi et al., 2024, find such an order by search and call it ZB-2P.
+    A rank starts its next step as soon as it has finished the current one, without waiting for the
+    last rank's update. Qi et al., 2024, find such an order by search and call it ZB-2P.
 
     >>> zero_bubble_h2(2, 3)
     [[0F0, 0F1, 0F2, 0I0, 0W0, 0I1, 0W1, 0I2, 0W2], [1F0, 1I0, 1F1, 1I1, 1F2, 1I2, 1W0, 1W1, 1W2]]
@@ -153,8 +153,8 @@ def _orders(
 ) -> Orders:
     if min(ranks, microbatches, chunks) < 1:
         raise ValueError(
-            f"a pipeline of {ranks} ranks with {chunks} stages each and {microbatches} "
-            "micro-batches: use at least one micro-batch, one rank and one stage per rank"
+            "a pipeline needs at least one rank, one stage per rank and one micro-batch; got "
+            f"ranks={ranks}, chunks={chunks} and microbatches={microbatches}"
         )
     order = list(_forward_order(ranks, microbatches, chunks))
     return [_order(rank, ranks, order, warm_up(rank), split, delay * rank) for rank in range(ranks)]
@@ -248,7 +248,7 @@ def peak_activations(orders: Orders) -> list[int]:
 
 
 @dataclass(frozen=True, repr=False)
-class PipelineSchedule(Described):
+class PipelineSchedule(CatalogEntry):
     """A schedule for a pipeline of p ranks with m micro-batches and v stages per rank.
 
     Args:
@@ -312,12 +312,12 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
-    """Return (p-1)/(m·v); if m < p, a rank also waits p-m before each further stage."""
+    """Return (p-1)/(m·v), or more if m < p: a rank then also waits before each further stage."""
     return (ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)) / (microbatches * chunks)
 
 
 def _zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Return (p-1)/(3·m·v); if m < p, weight gradients cannot fill the whole bubble."""
+    """Return (p-1)/(3·m·v), or more if m < p: weight gradients then cannot fill the bubble."""
     late = max(0, ranks - microbatches)
     extra = late + (chunks - 1) * max(late, 2 * late - microbatches)
     return (ranks - 1 + extra) / (3 * microbatches * chunks)

@@ -1,4 +1,4 @@
-"""Measure the cost of single and concurrent messages, and of sums, on this machine.
+"""Measure the costs of single messages, concurrent messages and sums on this machine.
 
 Ranks on one machine share its cores, so a message costs more while others are in flight. Three
 patterns are measured on a ring of n ranks: one message in flight, n/2 messages in flight, and n
@@ -67,7 +67,7 @@ class Fit:
 
 
 def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: int = 0) -> Fit:
-    """Fit a link to the lower quartiles, with confidence intervals by bootstrap over the batches.
+    """Fit a link to the lower quartiles, and bootstrap confidence intervals from the batches.
 
     Args:
         moves: the time of each batch of messages [s], by size [bytes].
@@ -103,7 +103,7 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
 
 
 def line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """Fit nonnegative alpha and beta by least squares of the relative error.
+    """Fit nonnegative alpha and beta by least squares of the relative errors.
 
     >>> a, b = line(np.array([0.0, 100.0]), np.array([1.0, 3.0]))
     >>> round(a, 9), round(b, 9)
@@ -118,8 +118,9 @@ def line(sizes: Floats, times: Floats) -> tuple[float, float]:
     return float(alpha), float(beta)
 
 
-#: Default sizes [bytes] and number of batches.
+#: Default message sizes [bytes].
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
+#: Default number of batches.
 BATCHES = 7
 
 #: Minimum size of the largest message [bytes]: small messages take as long as empty ones.
@@ -134,8 +135,8 @@ def calibrate(
 ) -> MeasuredNetwork:
     """Measure the links between a cluster's ranks and return a network for :func:`simulate`.
 
-    The measurement takes a few seconds, with a progress bar in notebooks. It is most accurate on an
-    idle machine.
+    The measurement takes a few seconds and shows a progress bar in notebooks. It is most accurate
+    on an idle machine.
 
     Args:
         cluster: a :class:`distkit.Cluster` with two or more ranks.
@@ -149,8 +150,8 @@ def calibrate(
 
     Example:
         >>> cluster = dk.Cluster(4)                  # doctest: +SKIP
-        >>> machine = dk.simulation.calibrate(cluster)          # doctest: +SKIP
-        >>> machine.link                             # doctest: +SKIP
+        >>> network = dk.simulation.calibrate(cluster)          # doctest: +SKIP
+        >>> network.link                             # doctest: +SKIP
         Link(alpha=5.9e-05, beta=3.1e-10, gamma=1.9e-10, switches=())
     """
     if not hasattr(cluster, "submit"):
@@ -161,22 +162,23 @@ def calibrate(
     ascending = list(sizes) == sorted(set(sizes)) and min(sizes, default=0) > 0
     if not ascending or len(sizes) < MIN_SIZES or sizes[-1] < MIN_LARGEST or batches < 1:
         raise ValueError(
-            f"got sizes {list(sizes)} and {batches} batches: use at least three sizes in ascending "
-            f"order, the last one at least {MIN_LARGEST} bytes, and at least one batch"
+            f"calibrate needs at least {MIN_SIZES} sizes in ascending order, the last one at least "
+            f"{MIN_LARGEST:,} bytes, and at least 1 batch; got sizes={list(sizes)} and "
+            f"batches={batches}"
         )
     results = [cluster.submit(probe, list(sizes)).results for _ in advance(range(batches))]
     return MeasuredNetwork.of(sizes, results)
 
 
 def probe(sizes: Sequence[int]) -> Batch:
-    """Measure a batch of every pattern and size on this rank; return [] if it is the only rank."""
+    """Measure a batch of every pattern and size on this rank; [] if there is only one rank."""
     import torch.distributed as dist
 
     return [measure_patterns(nbytes) for nbytes in sizes] if dist.get_world_size() > 1 else []
 
 
 def measure_patterns(nbytes: int) -> dict[str, float]:
-    """Return the times of a message in each pattern, a sum, and a collective's overhead [s]."""
+    """Time a message in each pattern, a sum, and the overhead of a collective [s]."""
     import torch
     import torch.distributed as dist
 
@@ -194,13 +196,13 @@ def measure_patterns(nbytes: int) -> dict[str, float]:
     rank, n = dist.get_rank(), dist.get_world_size()
     left, right, half = (rank - 1) % n, (rank + 1) % n, max(1, n // 2)
     size = max(1, nbytes // 4)
-    out, into = torch.ones(size), torch.ones(size)  # zeros would map to a single page
+    out, into = torch.ones(size), torch.ones(size)  # zeros may share one page of memory
 
     def forward(tokens: int) -> None:
         first = rank % (n // tokens) == 0 and rank // (n // tokens) < tokens
-        moves = ((send, out, right), (recv, into, left))
-        for move, tensor, peer in moves if first else moves[::-1]:
-            move(tensor, peer, None)
+        calls = ((send, out, right), (recv, into, left))
+        for call, tensor, peer in calls if first else calls[::-1]:
+            call(tensor, peer, None)
 
     def ring() -> None:
         exchange(out, right, into, left, None)

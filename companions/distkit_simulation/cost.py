@@ -22,8 +22,8 @@ from distkit_simulation.network import Link, check_link, plain
 def lower_bound(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
     """Return max(⌈lg n⌉ alpha + 2(n-1)/n K·beta, (n-1)/n K·gamma), a lower bound for all-reduce.
 
-    Sums may overlap with messages, so the larger term is the bound. With several protocols, the
-    smallest alpha and beta are used. Chan et al., 2007.
+    Sums may overlap with messages, so the larger term is the bound. If the link has several
+    protocols, the smallest alpha and beta are used. Chan et al., 2007.
 
     >>> lower_bound(4, 4000, Link(alpha=1e-6, beta=1e-9))
     8e-06
@@ -52,7 +52,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
         options: options for the algorithm's formula.
 
     Raises:
-        ValueError: the algorithm is unknown, the number of ranks is 0, or the size is negative.
+        ValueError: the algorithm is unknown, ``n`` is less than 1, or ``nbytes`` is negative.
 
     Example:
         >>> all_reduce("ring", [2, 4], 4000, Link(alpha=1e-6, beta=1e-9))
@@ -66,7 +66,7 @@ def all_reduce(algorithm: str, n: Numbers, nbytes: Numbers, link: Link, **option
 
 
 def ring(n: Numbers, nbytes: Numbers, link: Link) -> Numbers:
-    """Return the time of a ring all-reduce [s], the usual choice in models of training.
+    """Return the time of a ring all-reduce, which is the usual choice in models of training [s].
 
     >>> ring(4, 4000, Link(alpha=1.0, beta=0.001))
     12.0
@@ -92,7 +92,7 @@ def crossovers(
     largest: float = 1e10,
     among: Iterable[str] | None = None,
 ) -> list[tuple[float, str]]:
-    """Return the ranges of sizes with the same fastest algorithm, as ``(first nbytes, name)``.
+    """Return the fastest algorithm for each range of sizes, as ``(first nbytes, name)``.
 
     Args:
         n: number of ranks.
@@ -126,7 +126,7 @@ def exposed(sync: Numbers, backward: Numbers, buckets: Numbers = 1) -> Numbers:
     Args:
         sync: the total time of the all-reduces of all buckets [s].
         backward: the time of the backward pass [s].
-        buckets: the number b of equal buckets, each reduced while the next is computed.
+        buckets: the number b of equal buckets, each reduced while the next is being computed.
 
     Source:
         Li et al., "PyTorch distributed", VLDB 2020.
@@ -151,7 +151,7 @@ def speedup(n: Numbers, compute: Numbers, sync: Numbers) -> Numbers:
 
 
 def break_even(compute: Numbers, sync: Numbers) -> Numbers:
-    """Return 1 + sync/compute, the number of ranks above which training is faster than on one.
+    """Return 1 + sync/compute; training on more ranks than this is faster than on one rank.
 
     ``sync`` is assumed to be constant. This nearly holds for the bandwidth term of a ring, but not
     for its latency term.
@@ -171,7 +171,7 @@ def epoch(
         samples: N, the number of samples in the dataset.
         batch: B, the samples per rank and step.
         n: R, the number of ranks.
-        compute: Tcomp, the time of a batch while R ranks compute [s].
+        compute: Tcomp, the time of a batch on one rank while all R ranks are computing [s].
         sync: Tsync, the time of communication [s]; 0 for one rank.
 
     Example:

@@ -96,7 +96,7 @@ def check_link(link: object) -> None:
     """Raise TypeError if an object is not a link."""
     if not isinstance(link, Link):
         remedy = (
-            "pass its .link"
+            "pass network.link"
             if isinstance(link, Network)
             else "pass dk.simulation.Link(alpha, beta)"
         )
@@ -136,8 +136,9 @@ def plain(numbers: ArrayLike) -> Any:
 class Network:
     """Ranks connected by equal links through a non-blocking switch.
 
-    A rank sends one message and receives one at a time. :meth:`hosts` creates a network of hosts
-    with several devices each. :func:`distkit_simulation.calibrate` measures a network.
+    A rank sends at most one message and receives at most one at a time. :meth:`hosts` creates a
+    network of hosts with several devices each. :func:`distkit_simulation.calibrate` measures a
+    network.
 
     Args:
         link: the link between any two ranks.
@@ -158,7 +159,7 @@ class Network:
 
     @staticmethod
     def hosts(hosts: int, devices: int, inside: Link, between: Link) -> Hosts:
-        """Create hosts with several devices each, fast links inside, and slower ones between them.
+        """Create a network of hosts with several devices each.
 
         Args:
             hosts: the number of hosts.
@@ -194,8 +195,8 @@ class Hosts(Network):
     def __init__(self, hosts: int, devices: int, inside: Link, between: Link) -> None:
         if hosts < 1 or devices < 1:
             raise ValueError(
-                f"a network needs at least one host and one device on each; got {hosts} hosts of "
-                f"{devices} devices"
+                f"a network needs at least one host, and at least one device on each host; got "
+                f"hosts={hosts} and devices={devices}"
             )
         super().__init__(between, hosts * devices, f"{hosts} hosts of {devices} devices")
         self.devices, self.inside = devices, inside
@@ -213,7 +214,7 @@ class Hosts(Network):
 
 
 def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
-    """Return the bytes that a resource has carried at the end of each of several transfers.
+    """Return the number of bytes that a resource has carried when each transfer ends.
 
     If transfers of sizes m_j start together and share a resource equally, the i-th ends after
     Σ_j min(m_i, m_j) bytes.
@@ -229,7 +230,7 @@ def carried_bytes(resource: Ints, nbytes: Floats) -> Floats:
     previous_bytes = np.cumsum(m) - m
     # bytes of smaller transfers on the same resource
     smaller = previous_bytes - previous_bytes[first][index]
-    larger = counts[index] - (np.arange(len(m)) - first[index])  # including itself
+    larger = counts[index] - (np.arange(len(m)) - first[index])  # including this one
     totals = np.empty(len(m))
     totals[order] = smaller + larger * m
     return totals

@@ -13,7 +13,7 @@ Reference = TypeVar("Reference", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, repr=False)
-class Described:
+class CatalogEntry:
     """An entry of a catalog.
 
     Args:
@@ -35,7 +35,7 @@ class Described:
 
 
 @dataclass(frozen=True, repr=False)
-class Algorithm(Described):
+class Algorithm(CatalogEntry):
     """An algorithm, with its schedule for all ranks and its reference implementation for one rank.
 
     In costs, n is the number of ranks, K [bytes] the total size of the tensor or of all chunks, α
@@ -87,7 +87,7 @@ class Algorithm(Described):
         return traffic(self.schedule(n), n, self.chunks(n), self.chunks(n))
 
 
-Entry = TypeVar("Entry", bound=Described)
+Entry = TypeVar("Entry", bound=CatalogEntry)
 
 
 class Catalog(dict[str, Entry]):

@@ -51,20 +51,20 @@ def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]
         distance, with the largest subtree first; and the number of ranks in this node's subtree.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    start = dist.get_group_rank(group or _get_default_group(), root)
-    position = (rank - start) % n  # relative to the root
+    group_root = dist.get_group_rank(group or _get_default_group(), root)
+    position = (rank - group_root) % n  # relative to the root
     lowest = position & -position if position else highest_bit(2 * n - 1)  # lowest bit that is 1
     children = [((rank + bit) % n, bit) for bit in reversed(bits(lowest)) if position + bit < n]
     parent = (rank - lowest) % n if position else None
-    return start, parent, children, min(lowest, n - position)
+    return group_root, parent, children, min(lowest, n - position)
 
 
 def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
     """Yield the edges of a binomial tree, from the root to the leaves.
 
     Yields:
-        Parents, children, and the first rank (relative to the root) and the size of each child's
-        subtree.
+        Four arrays: the parents, the children, and for each child's subtree, its first rank
+        (relative to the root) and its size.
     """
     for bit in reversed(bits(n)):
         parent = np.arange(0, n - bit, 2 * bit)
@@ -73,7 +73,7 @@ def _tree(n: int, root: int) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
 
 
 def broadcast_schedule(n: int, root: int = 0) -> Schedule:
-    """Yield the rounds, in each of which the ranks that have the tensor send it to others."""
+    """Yield the rounds; in each round, the ranks that have the tensor send it to others."""
     for parent, child, _, _ in _tree(n, root):
         yield Round(parent, child, np.zeros_like(child), reduce=False)
 

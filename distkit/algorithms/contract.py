@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from distkit.algorithms.catalog import Reference
-from distkit.algorithms.rounds import Hosts, neighbors
+from distkit.algorithms.rounds import Hosts, consecutive_hosts
 
 ReduceOp = dist.ReduceOp.RedOpType
 Group = dist.ProcessGroup | None
@@ -108,10 +108,10 @@ def hosts_of(group: Group = None) -> Hosts:
     return _hosts[group]
 
 
-def layout(group: Group, devices_per_host: int | None) -> Hosts:
+def host_layout(group: Group, devices_per_host: int | None) -> Hosts:
     """Return the ranks on each host, as specified or detected; [] if one host is detected."""
     if devices_per_host is not None:
-        return neighbors(dist.get_world_size(group), devices_per_host)
+        return consecutive_hosts(dist.get_world_size(group), devices_per_host)
     hosts = hosts_of(group)
     return hosts if len(hosts) > 1 else []
 
@@ -214,22 +214,24 @@ def _check(name: str, arguments: dict[str, Any], group: Group, uneven: bool) -> 
     """Validate the arguments before anything is sent."""
     tensors: list[Tensor] = []
     for key, value in arguments.items():
-        tensors += (values := as_sequence(value))
-        if values is value and len(value) != (n := dist.get_world_size(group)):
-            raise ValueError(f"{name}: {key} has {len(value)} tensors; {n} ranks need {n}.")
+        tensors += (sequence := as_sequence(value))
+        if sequence is value and len(value) != (n := dist.get_world_size(group)):
+            raise ValueError(
+                f"{name}: expected len({key}) == {n}, one tensor per rank; got {len(value)}."
+            )
     for t in tensors:
         if not isinstance(t, Tensor) or t.layout != torch.strided:
-            kind = f"a {t.layout} tensor" if isinstance(t, Tensor) else f"a {type(t).__name__}"
-            raise TypeError(f"{name} needs dense tensors, not {kind}.")
-    aspects: dict[str, set[Any]] = {
+            found = f"layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f"{name} expects dense tensors; got {found}.")
+    properties: dict[str, set[Any]] = {
         "dtype": {t.dtype for t in tensors},
         "device": {t.device for t in tensors},
     }
     if not uneven:
-        aspects["number of elements"] = {t.numel() for t in tensors}
-    for aspect, found in aspects.items():
-        if len(found) > 1:
-            raise ValueError(f"{name}: tensors differ in {aspect}: {_join(found)}.")
+        properties["number of elements"] = {t.numel() for t in tensors}
+    for label, values in properties.items():
+        if len(values) > 1:
+            raise ValueError(f"{name}: tensors differ in {label}: {_join(values)}.")
 
 
 def _check_root(name: str, root: int, missing: set[str], group: Group) -> None:

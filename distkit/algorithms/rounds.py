@@ -67,13 +67,13 @@ def ring_rounds(n: int, first: int, *, reduce: bool) -> Schedule:
 
 
 def with_folded_ranks(inner: Schedule, folded: Ints, partners: Ints, chunks: int) -> Schedule:
-    """Yield ``inner``, in which the folded ranks do not take part, between two rounds for them.
+    """Yield the rounds of ``inner`` between two rounds for the folded ranks.
 
     In the first round, the folded ranks send their tensors to their partners. In the last round,
-    they receive the result.
+    they receive the result. They do not take part in ``inner``.
 
     Args:
-        inner: the rounds of the other ranks.
+        inner: the rounds of the ranks that are not folded.
         folded: the folded ranks.
         partners: the partner of each folded rank, which also takes part on behalf of that rank.
         chunks: number of chunks of the tensor.
@@ -177,10 +177,10 @@ def one_chunk(n: int, **options: Any) -> int:
     return 1
 
 
-def neighbors(n: int, devices_per_host: int) -> Hosts:
+def consecutive_hosts(n: int, devices_per_host: int) -> Hosts:
     """Return hosts of consecutive ranks; the last host may have fewer.
 
-    >>> neighbors(5, 2)
+    >>> consecutive_hosts(5, 2)
     [[0, 1], [2, 3], [4]]
     """
     return [list(range(i, min(i + devices_per_host, n))) for i in range(0, n, devices_per_host)]
@@ -230,7 +230,7 @@ def parents(n: int, other: bool = False) -> Ints:
 
 
 def depth(up: Ints) -> Ints:
-    """Return the depth of each rank below the root, in edges, from :func:`parents`."""
+    """Return the number of edges between each rank and the root, given :func:`parents`."""
     depths, ancestors = np.zeros(len(up), dtype=int), up
     while (ancestors >= 0).any():
         depths += ancestors >= 0

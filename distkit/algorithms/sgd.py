@@ -77,12 +77,16 @@ def sync_gradients(
 
 
 def _pack(weights: list[Tensor], n: float) -> tuple[Tensor, Tensor]:
-    """Return a replica's message ``n g | has g | n``, and the table at its end."""
+    """Return a replica's message, and the table at its end.
+
+    The message starts with the gradients, multiplied by ``n``. The table contains a flag for each
+    parameter, 1 if it has a gradient, and then ``n``.
+    """
     gradients = [w.grad for w in weights]
-    parts = [_dense(g, w) for g, w in zip(gradients, weights, strict=True)]
+    dense = [_dense(g, w) for g, w in zip(gradients, weights, strict=True)]
     numbers = [*(g is not None for g in gradients), n]
-    table = torch.tensor(numbers, dtype=torch.float, device=parts[0].device)
-    message = _flatten_dense_tensors([*parts, table])
+    table = torch.tensor(numbers, dtype=torch.float, device=dense[0].device)
+    message = _flatten_dense_tensors([*dense, table])
     sums = message[: -len(table)]
     sums.mul_(n) if n else sums.zero_()  # a mean over no examples is NaN
     return message, table
@@ -187,15 +191,15 @@ def local_sgd_round(
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); a batch of
-            0 rows is skipped.
+        batches: this rank's H minibatches, of inputs (B, …) and targets (B, …); empty batches are
+            skipped.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``; its state, such as momentum, is
             not averaged.
         all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.
 
     Returns:
-        This rank's loss before each step, (H,); NaN for a batch of 0 rows.
+        This rank's loss before each step, (H,); NaN for an empty batch.
 
     Source:
         Stich, "Local SGD converges fast and communicates little", ICLR 2019.
@@ -236,8 +240,8 @@ def accumulated_sgd_step(
 
     Args:
         model: the same weights on every rank.
-        batches: this rank's minibatches, of inputs (B, …) and targets (B, …); batches of
-            0 rows are skipped.
+        batches: this rank's minibatches, of inputs (B, …) and targets (B, …); empty batches are
+            skipped.
         loss_fn: mean loss of outputs and targets.
         lr: learning rate η, or an optimizer of ``torch.optim``.
         all_reduce: sums a tensor over all ranks in place, like ``dist.all_reduce``.

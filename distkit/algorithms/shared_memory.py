@@ -34,7 +34,8 @@ SMALL = 1 << 18
 _STATUS = 8
 #: Number of cached slot views.
 _CACHED_VIEWS = 64
-#: Number of polls of a barrier before it sleeps; shortest and longest sleep between polls [s].
+#: A barrier polls _POLLS times without sleeping, and then sleeps between polls, first for
+#: _MIN_SLEEP and at most for _MAX_SLEEP [s].
 _POLLS, _MIN_SLEEP, _MAX_SLEEP = 200, 2e-5, 1e-3
 #: Whether the system has anonymous files (memfd) that other processes can open.
 _HAS_MEMFD = sys.platform == "linux"
@@ -53,7 +54,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 
     This is reduce-scatter and all-gather at memory speed. If the tensors on a host have at most
     256 KiB in total, each rank sums all parts itself, which saves a barrier. In both cases, the
-    result is bitwise equal on all ranks. With several hosts, the first ranks of the hosts then
+    result is bitwise equal on all ranks. If there are several hosts, their first ranks then
     all-reduce the sums in a ring, and the other ranks copy the result.
 
     Args:
@@ -102,7 +103,7 @@ class Segment:
     def for_group(cls, group: Group) -> Segment:
         """Return the segment of a group, created on first use."""
         group = group or dist.group.WORLD
-        assert group is not None  # collective() has checked it
+        assert group is not None  # the default group exists
         if group not in cls._all:
             cls._all[group] = cls(group)
         return cls._all[group]
@@ -171,7 +172,7 @@ class Segment:
     def _make_views(
         self, buffer_set: int, dtype: torch.dtype, k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return views of one set: all slots (n, k), this rank's (k,), a buffer for sums (k,)."""
+        """Return views of one set: all slots (n, k), this rank's slot (k,), a sum buffer (k,)."""
         with torch.inference_mode(False):
             slots = self._slots[buffer_set].view(dtype)[:, :k]
             return slots[: self.n], slots[self.rank], slots[self.n]
@@ -202,7 +203,7 @@ class Segment:
         self._lock.acquire()
 
     def _wait_for(self, index: int) -> None:
-        """Poll until a rank has arrived; after many polls, sleep between two polls."""
+        """Poll until a rank arrives; after many polls, sleep between polls."""
         polls, sleep = 0, _MIN_SLEEP
         while self._status[index] < self._generation:
             polls += 1
@@ -283,21 +284,21 @@ _OPS = list(_REDUCE)
 def _signature_of(x: Tensor, op: ReduceOp) -> int:
     """Encode length, dtype and reduction as one integer."""
     if x.dtype not in _DTYPES:
-        raise TypeError(f"shared_memory_all_reduce does not support {x.dtype}. Convert it first.")
+        raise TypeError(f"shared_memory_all_reduce does not support {x.dtype}. Convert x first.")
     return (len(x) * len(_DTYPES) + _DTYPES.index(x.dtype)) * len(_OPS) + _OPS.index(op)
 
 
 def _mismatch(signatures: list[int]) -> str:
-    """Return an error message that lists the ranks of each different call."""
+    """Return an error message that lists the different calls and their ranks."""
 
     def call(number: int) -> str:
-        layout, op = divmod(number, len(_OPS))
-        length, dtype = divmod(layout, len(_DTYPES))
+        length_and_dtype, op = divmod(number, len(_OPS))
+        length, dtype = divmod(length_and_dtype, len(_DTYPES))
         return f"{_OPS[op].name} of {str(_DTYPES[dtype])[6:]}[{length:,}]"
 
     calls = grouped(range(len(signatures)), lambda rank: call(signatures[rank]))
     listed = "; ".join(f"{named(ranks)}: {text}" for text, ranks in calls.items())
     return (
-        f"all_reduce got different arguments. {listed}. Pass the same shape, dtype and reduction "
+        f"all_reduce got different arguments ({listed}). Pass the same shape, dtype and reduction "
         "on every rank."
     )

@@ -23,7 +23,7 @@ from distkit.algorithms.shared_memory import shared_memory_all_reduce
 #: A function that reduces a tensor in place, with the contract of ``dist.all_reduce``.
 AllReduce = Callable[..., Any]
 
-#: Size above which bandwidth matters more than latency between hosts [bytes].
+#: Size from which bandwidth matters more than latency between hosts [bytes].
 LARGE = 1 << 16
 
 
@@ -34,7 +34,7 @@ def use_algorithm(algorithm: str | AllReduce = "auto") -> Iterator[None]:
     Every rank must enter the context. The trace shows the collective with its messages inside.
 
     Args:
-        algorithm: a name of :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
+        algorithm: a name in :data:`~distkit.algorithms.all_reduce.ALL_REDUCES`,
             ``"shared_memory"``, ``"auto"``, or a function ``f(x, op, group)`` that works in place.
             For CPU tensors, and under gloo for GPU tensors too, ``"auto"`` uses
             ``"shared_memory"`` if hosts have several ranks, except for small tensors on many
@@ -101,7 +101,7 @@ def auto_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
     if pg is None or dist.get_rank(pg) < 0:
         return
     hosts, n, large = len(hosts_of(pg)), dist.get_world_size(pg), x.nbytes >= LARGE
-    rounds = (n - 1).bit_length()  # rounds of halving, and as many of doubling
+    rounds = (n - 1).bit_length()  # of halving; there are as many of doubling
     use_hosts = large or hosts - 1 <= rounds
     by_host = x.is_cpu or dist.get_backend(pg) == "gloo"  # gloo stages through host memory anyway
     if by_host and (hosts == 1 or (hosts < n and use_hosts)):
@@ -152,7 +152,7 @@ def _completed_future(value: Any) -> Any:
 
 
 class _ReusableWork(threading.local):
-    """A completed ``Work`` to reuse, because creating one takes longer than a small all-reduce.
+    """A completed ``Work`` that is reused: creating one takes longer than a small all-reduce.
 
     It is thread-local, because recorders identify operations in flight by their work object.
     """

@@ -167,7 +167,7 @@ def test_exposed_time_equals_the_simulated_buckets(
         ),
         (
             lambda: torus(8, 8, Link(1, 1), devices_per_host=3),
-            "cannot be divided evenly among hosts with 3",
+            "a divisor of the number of ranks, 8; got 3",
         ),
         (lambda: Link.of(1e-6, -1e9), "bandwidth must be positive; got -1000000000.0"),
         (lambda: Link.of(1e-6, 0), "bandwidth must be positive; got 0"),
@@ -193,7 +193,7 @@ def test_invalid_arguments_raise(call: object, message: str) -> None:
     ],
 )
 def test_network_instead_of_a_link_raises(call: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match=r"needs a dk.simulation.Link, not Network: pass its .link"):
+    with pytest.raises(TypeError, match=r"a dk.simulation.Link, not Network: pass network.link"):
         call(4, 1000, Network(Link(1e-6, 1e-9)))
     with pytest.raises(TypeError, match=r"not float: pass dk.simulation.Link\(alpha, beta\)"):
         call(4, 1000, 1e-6)

@@ -140,9 +140,9 @@ def test_deadlocked_schedule_names_the_waiting_ranks() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: gpipe(0, 1), "at least one micro-batch"),
-        (lambda: one_f_one_b(1, 0), "0 micro-batches: use"),
-        (lambda: interleaved(2, 2, 0), "0 stages each"),
+        (lambda: gpipe(0, 1), "at least one rank"),
+        (lambda: one_f_one_b(1, 0), "microbatches=0"),
+        (lambda: interleaved(2, 2, 0), "chunks=0"),
         (lambda: interleaved(4, 9, 2), "9 micro-batches on 4 ranks would form 2 groups"),
         (lambda: zero_bubble(4, 9), "a multiple of 2, ideally of 4"),
         (lambda: PIPELINES["1f1b"].orders(4, 8, 2), "1F1B has one stage per rank, not 2"),

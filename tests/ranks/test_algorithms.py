@@ -180,11 +180,11 @@ INVALID_INPUTS = {
         ValueError,
         "op is .*BXOR; supported operations: MAX, MIN, PRODUCT, SUM",
     ),
-    "no tensor": (lambda: ([1.0, 2.0],), TypeError, "needs dense tensors, not a float"),
+    "no tensor": (lambda: ([1.0, 2.0],), TypeError, "expects dense tensors; got float"),
     "a sparse tensor": (
         lambda: (torch.eye(3).to_sparse(),),
         TypeError,
-        "needs dense tensors, not a torch.sparse_coo tensor",
+        "expects dense tensors; got layout torch.sparse_coo",
     ),
 }
 

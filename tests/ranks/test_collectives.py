@@ -209,7 +209,7 @@ def test_roots_in_a_group_are_global_ranks() -> None:
 INVALID_INPUTS = {
     "too few parts": (
         lambda: ours.all_gather([torch.ones(2)], torch.ones(2)),
-        "ValueError: all_gather: tensor_list has 1 tensors; 2 ranks need 2.",
+        "ValueError: all_gather: expected len(tensor_list) == 2, one tensor per rank; got 1.",
     ),
     "parts of another length": (
         lambda: ours.reduce_scatter(torch.ones(2), [torch.ones(3), torch.ones(2)]),

@@ -58,9 +58,9 @@ def schedule(n: int, segments: int = 4) -> Schedule:
 def seconds(n: Numbers, nbytes: Numbers, link: LinkCost, *, segments: Numbers = 4) -> Numbers:
     """Return (S + 2⌈lg n⌉ - 1) (4 t(K/2S) + K/S·gamma), an upper bound.
 
-    The bound is valid for up to eight segments, because no rank has more than four messages and two
-    reductions in a round. With many more segments, ranks in different rounds wait for each other,
-    and the time is up to 50% longer. Sanders, Speck & Träff, 2009.
+    In each round, a rank has at most four messages and two reductions. The bound is valid for up to
+    eight segments. With many more segments, ranks in different rounds wait for each other, and the
+    time is up to 50% longer. Sanders, Speck & Träff, 2009.
     """
     s = at_least(1, segments=segments)
     round_seconds = 4 * link.seconds(nbytes / 2 / s) + nbytes / s * link.gamma
@@ -104,11 +104,11 @@ def double_tree_all_reduce(
         NCCL 2.4", 2019.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    parts, trees = x.tensor_split(2 * segments), []
-    for half, up in (parts[:segments], parents(n)), (parts[segments:], parents(n, other=True)):
+    chunks, trees = x.tensor_split(2 * segments), []
+    for half, up in (chunks[:segments], parents(n)), (chunks[segments:], parents(n, other=True)):
         children = [r for r in range(n) if up[r] == rank]
         trees.append((half, depth(up), int(up[rank]), children))
-    deepest, recv_buffer, valid = max(trees[0][1]), empty_like(parts[0]), range(segments)
+    deepest, recv_buffer, valid = max(trees[0][1]), empty_like(chunks[0]), range(segments)
 
     for t in range(segments + 2 * deepest - 1):
         works = []

@@ -27,7 +27,7 @@ from distkit.algorithms.rounds import (
 
 
 def schedule(n: int) -> Schedule:
-    """Yield reduce-scatter rounds of halving size, then all-gather rounds of doubling size.
+    """Yield reduce-scatter rounds, which halve the size, then all-gather rounds, which double it.
 
     Example:
         >>> [(t.chunk.tolist(), t.count) for t in schedule(4)][:2]

@@ -14,7 +14,7 @@ from distkit.algorithms.contract import (
     ReduceOp,
     collective,
     combine,
-    layout,
+    host_layout,
     recv,
     send,
 )
@@ -24,13 +24,13 @@ from distkit.algorithms.rounds import (
     Round,
     Schedule,
     at_least,
-    neighbors,
+    consecutive_hosts,
     with_folded_ranks,
 )
 
 
 def schedule(n: int, devices_per_host: int = 2) -> Schedule:
-    """Yield the rounds: from devices to leaders, a ring of leaders, and from leaders to devices.
+    """Yield the rounds: reduce to the leaders, all-reduce in a ring of leaders, then broadcast.
 
     Args:
         n: number of ranks.
@@ -54,7 +54,7 @@ def schedule(n: int, devices_per_host: int = 2) -> Schedule:
 def seconds(
     n: Numbers, nbytes: Numbers, link: LinkCost, *, devices_per_host: Numbers = 2
 ) -> Numbers:
-    """Return (g-1) (2t(K) + K·gamma) inside hosts of g, plus the ring of ⌈n/g⌉ leaders.
+    """Return (g-1) (2t(K) + K·gamma) within a host of g devices, plus a ring of ⌈n/g⌉ leaders.
 
     TensorFlow's ``HierarchicalCopyAllReduce`` works this way.
     """
@@ -65,9 +65,9 @@ def seconds(
 
 @ALL_REDUCES.register(
     title="Hierarchical",
-    summary="reduce to each host's leader, a ring of leaders, broadcast back",
+    summary="reduce to each host's leader, all-reduce between leaders, broadcast back",
     source="TensorFlow's HierarchicalCopyAllReduce; Horovod",
-    cost="(g-1)(2α + 2Kβ + Kγ) + 2(m-1)α + (m-1)/m K(2β + γ), m hosts of g",
+    cost="(g-1)(2α + 2Kβ + Kγ) + 2(m-1)α + (m-1)/m K(2β + γ), m hosts of g devices",
     schedule=schedule,
     seconds=seconds,
     chunks=lambda n, devices_per_host=2: -(-n // devices_per_host),
@@ -99,7 +99,7 @@ def hierarchical_all_reduce(
         ``HOROVOD_HIERARCHICAL_ALLREDUCE``.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    hosts = layout(group, devices_per_host) or neighbors(n, 2)
+    hosts = host_layout(group, devices_per_host) or consecutive_hosts(n, 2)
     leader, *devices = next(host for host in hosts if rank in host)
     if rank != leader:
         send(x, leader, group)

@@ -110,7 +110,7 @@ def fold(x: Tensor, op: ReduceOp, group: Group) -> list[int]:
     """Fold the group of n ranks down to the largest power of two p.
 
     In each of the first n-p pairs, the even rank sends its tensor to the odd rank, which takes part
-    for both. On the even rank, the call blocks until the result has arrived.
+    on behalf of both. On the even rank, the call blocks until the result has arrived.
 
     Returns:
         The remaining ranks, or [] on a folded rank.

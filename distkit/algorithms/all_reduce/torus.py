@@ -10,13 +10,13 @@ from torch import Tensor
 
 from distkit.algorithms.all_reduce import ALL_REDUCES, ring
 from distkit.algorithms.all_reduce.ring import ring_of, ring_pass
-from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, layout
+from distkit.algorithms.contract import SUM, Group, ReduceOp, collective, host_layout
 from distkit.algorithms.rounds import (
     LinkCost,
     Numbers,
     Round,
     Schedule,
-    neighbors,
+    consecutive_hosts,
     offsets,
     ring_rounds,
 )
@@ -67,8 +67,8 @@ def columns(n: int, devices_per_host: int | None = None) -> int:
         return max(g for g in range(1, math.isqrt(n) + 1) if n % g == 0)
     if n % devices_per_host:
         raise ValueError(
-            f"{n} ranks cannot be divided evenly among hosts with {devices_per_host} ranks each, "
-            "as a torus requires."
+            f"a torus requires devices_per_host to be a divisor of the number of ranks, {n}; got "
+            f"{devices_per_host}."
         )
     return devices_per_host
 
@@ -113,11 +113,11 @@ def torus_all_reduce(
         "Massively distributed SGD", 2018.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    rows = layout(group, devices_per_host) or neighbors(n, columns(n))
+    rows = host_layout(group, devices_per_host) or consecutive_hosts(n, columns(n))
     if len({*map(len, rows)}) > 1:
         sizes = ", ".join(str(len(host)) for host in rows)
         raise ValueError(
-            f"hosts of {sizes} ranks do not form a grid, as a torus requires. Pass "
+            f"a torus requires the same number of ranks on each host; got {sizes}. Pass "
             'devices_per_host, or use "hierarchical".'
         )
     m, g = len(rows), len(rows[0])
