@@ -42,7 +42,7 @@ def _demo(args: argparse.Namespace, remainder: list[str]) -> None:
             cli.print_wrapped(f"  {line}", len(line) - len(line.lstrip()) + 4)
     if args.html:
         print()
-        traces = dict(sorted(traces.items(), key=lambda item: "ring" not in item[0]))  # shown first
+        traces = dict(sorted(traces.items(), key=lambda item: "ring" not in item[0]))  # ring first
         cli.replay_page(
             traces,
             args.html,

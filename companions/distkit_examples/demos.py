@@ -208,8 +208,8 @@ ALL: dict[str, Callable[[], Result]] = {
 
 
 def _brief(trace: Trace) -> str:
-    sizes = sum(m.nbytes for m in trace.messages)
-    messages = f"{count(len(trace.messages), 'message')}, {sizes:,} bytes" if trace.messages else ""
+    total = sum(m.nbytes for m in trace.messages)
+    messages = f"{count(len(trace.messages), 'message')}, {total:,} bytes" if trace.messages else ""
     calls = count(len(trace.collectives), "collective") if trace.collectives else ""
     return ", ".join(filter(None, [messages, calls, human_seconds(trace.seconds)]))
 

@@ -140,7 +140,7 @@ def different_collective() -> None:
 
 
 def another_order() -> None:
-    """Rank 0 makes two calls in a different order: nothing hangs, but the sums are wrong."""
+    """Rank 0 calls two all-reduces in a different order: nothing hangs, but the sums are wrong."""
     weights, biases = torch.ones(3), torch.full((3,), 10.0)
 
     def reduce_weights() -> None:
@@ -155,7 +155,7 @@ def another_order() -> None:
 
 
 def swapped_lines() -> None:
-    """Rank 0 reduces b before a, in a different order from the others."""
+    """Rank 0 reduces b before a, and the others reduce a before b."""
     a, b = torch.ones(3), torch.ones(5)
     first, second = (b, a) if dist.get_rank() == 0 else (a, b)
     dist.all_reduce(first)
@@ -163,7 +163,7 @@ def swapped_lines() -> None:
 
 
 def different_reduction() -> None:
-    """Rank 0 reduces with MAX, the others with SUM: nothing hangs, but the numbers are wrong."""
+    """Rank 0 reduces with MAX instead of SUM: nothing hangs, but the numbers are wrong."""
     op = dist.ReduceOp.MAX if dist.get_rank() == 0 else dist.ReduceOp.SUM
     dist.all_reduce(torch.ones(3), op=op)
 
@@ -207,7 +207,7 @@ def missing_barrier() -> None:
 
 
 def wrong_group() -> None:
-    """Rank 0 reduces over the pair, and rank 1 over all ranks."""
+    """Rank 0 reduces over the pair, and the other ranks reduce over all ranks."""
     pair = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(3), group=pair)
@@ -235,7 +235,7 @@ def leaked_group() -> None:
 
 
 def destroyed_group() -> None:
-    """Rank 0 destroys the pair's group before rank 1 has called all_reduce on it."""
+    """Rank 0 destroys the pair's group before rank 1 calls all_reduce on it."""
     pair = dist.new_group([0, 1])
     if dist.get_rank() == 0:
         dist.destroy_process_group(pair)
@@ -290,14 +290,14 @@ def unused_parameter() -> None:
 
 
 def raised() -> None:
-    """Rank 1 raises an exception while the others wait for it."""
+    """Rank 1 raises an exception while the others are waiting for it."""
     if dist.get_rank() == 1:
         raise ValueError("no data for this rank")
     dist.all_reduce(torch.ones(3))
 
 
 def killed() -> None:
-    """The process of rank 1 is killed while the others wait for it."""
+    """The process of rank 1 is killed while the others are waiting for it."""
     if dist.get_rank() == 1:
         signal.raise_signal(signal.SIGKILL)
     dist.all_reduce(torch.ones(3))
@@ -313,7 +313,7 @@ def straggler() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A program of the catalog, with the expected finding.
+    """A program in the catalog, with the expected finding.
 
     ``outcome`` is "hangs", "fails" (with an error) or "finishes".
     """
@@ -345,7 +345,7 @@ class Case:
             return cluster.run(self.program)
 
 
-#: The catalog, by name.
+#: The cases by the name of their program.
 ALL = {
     case.program.__name__: case
     for case in [
@@ -388,7 +388,7 @@ ALL = {
 
 
 def page(rule: Rule) -> str:
-    """Return a rule's page in Markdown, with a program that the rule reports."""
+    """Return a rule's page in Markdown, with a program in which the rule finds a mistake."""
     title, meaning, remedy = rule.page.split("\n\n", 2)
     case = next((case for case in ALL.values() if case.kind == rule.name), None)
     example = case and (

@@ -17,11 +17,11 @@ from distkit._format import human_bytes, human_seconds, round_step
 #: Parameters of the experiment, which are not passed to the function.
 RANKS, STRAGGLER = "ranks", "straggler"
 RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank in seconds"}
-#: Parameters of :func:`distkit.inject_faults`, unless the function has parameters of these names.
+#: Parameters of :func:`distkit.inject_faults`, unless the function has parameters with these names.
 NETWORK = {"latency": "seconds per message", "bandwidth": "bytes per second on each rank"}
-#: Parameters in seconds, the parameter in bytes per second, and the bytes in a megabyte.
+#: TIMES are the parameters in seconds. RATE is the parameter in bytes per second, shown in MB/s.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
-#: Parameters with logarithmic sliders: byte counts, in powers of two, and other numbers.
+#: Parameters with logarithmic sliders. BYTES are numbers of bytes, whose sliders use powers of two.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
 EMPTY = inspect.Parameter.empty
@@ -101,9 +101,11 @@ class Settings:
 def check_reserved(name: str, value: Any) -> None:
     """Raise ValueError for an invalid number of ranks or delay."""
     if name == RANKS and not (is_number(value) and isinstance(value, int) and value >= 1):
-        raise ValueError(f"ranks={format_plain(value)} must be an integer of at least 1.")
+        raise ValueError(f"ranks must be an integer of at least 1, not {format_plain(value)}.")
     if name == STRAGGLER and not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"straggler={format_plain(value)} must be at least 0 seconds.")
+        raise ValueError(
+            f"straggler must be a finite delay of at least 0 seconds, not {format_plain(value)}."
+        )
 
 
 def as_list(name: str, value: Any) -> list[Any]:
@@ -123,9 +125,9 @@ class Control:
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[Any, ...] = ()
-    scale: float = 1.0  # widget value / parameter value, for another unit
+    scale: float = 1.0  # the widget's value divided by the parameter's value
     unit: str = ""
-    owned: bool = True  # False for a widget from the user, which is not modified
+    owned: bool = True  # whether distkit created the widget
 
     @property
     def value(self) -> Any:
@@ -135,7 +137,7 @@ class Control:
         return self.widget.value if self.scale == 1 else self.widget.value / self.scale
 
     def check(self, value: Any) -> None:
-        """Raise ValueError, which lists the allowed values, if ``value`` is not allowed."""
+        """Raise a ValueError that lists the allowed values if ``value`` is not one of them."""
         if self.choices and value not in self.choices:
             choices = ", ".join(map(format_plain, self.choices))
             raise ValueError(
@@ -180,7 +182,7 @@ def format_value(name: str, value: Any) -> str:
     ('250 ms', '4 KiB', '0.1235')
     >>> format_value("straggler", 0.02), format_value("latency", 0), format_value("bandwidth", 1e9)
     ('20 ms', '0 s', '1,000 MB/s')
-    >>> format_value("ranks", 4), format_value("how", "ring")
+    >>> format_value("ranks", 4), format_value("algorithm", "ring")
     ('4', 'ring')
     """
     if not is_number(value):
@@ -193,7 +195,7 @@ def format_value(name: str, value: Any) -> str:
         return human_bytes(float(value))
     if not isinstance(value, float):
         return f"{value:,}"
-    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"  # fewer digits after zeros
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.4g}"
 
 
 def parameters(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -268,7 +270,7 @@ def make(name: str, abbreviation: Any, default: Any = EMPTY) -> Control:
 def _create(name: str, abbreviation: Any) -> Control:
     if isinstance(abbreviation, ipywidgets.Widget):
         if not hasattr(abbreviation, "value"):
-            raise TypeError(f"a {type(abbreviation).__name__} has no value.")
+            raise TypeError(f"{type(abbreviation).__name__} widgets have no value.")
         abbreviation.description = getattr(abbreviation, "description", "") or name
         return Control(name, abbreviation, owned=False)
     if isinstance(abbreviation, tuple):
@@ -323,7 +325,7 @@ def _interact_widget(abbreviation: Any) -> Any:
 
 
 def _byte_slider(name: str, low: float, high: float) -> Control:
-    """Return a slider over powers of two, labeled with units."""
+    """Return a slider over the bounds and the powers of two between them, labeled with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
     options = _byte_options({int(low), int(high), *powers})
     widget = ipywidgets.SelectionSlider(options=options)

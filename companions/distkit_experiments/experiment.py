@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 #: Polling interval of an experiment's run [s].
 POLL_SECONDS = 0.1
 
-#: Number of printed lines that are kept.
+#: Maximum number of printed lines that are kept.
 MAX_LINES = 200
 
 
@@ -130,8 +130,8 @@ def has_ended(run: Run, printed: deque[str] | None) -> bool:
     return run.finished
 
 
-#: The event is set when the kernel exits. The kernel's IO thread has then ended, so messages from
-#: two threads would be interleaved.
+#: The event is set when the kernel exits. By then, the kernel's IO thread has ended, so messages
+#: from two threads would be interleaved.
 _update_lock, _exiting = threading.RLock(), threading.Event()
 
 _cell_experiments = CellRegistry(lambda experiment: experiment.close())
@@ -170,9 +170,9 @@ class Experiment:
         fn: the function, called on every rank with the controls' values as keyword arguments.
         cluster: the cluster, which the experiment never stops; None to start a new cluster for each
             run, with 4 ranks unless ``ranks`` is set.
-        picture: a function ``picture(runs, setting)`` that returns a matplotlib figure to replace
-            the plot whenever a control changes or a run ends. ``runs`` is :meth:`to_dataframe` of
-            the successful runs; ``setting`` contains the values of the controls.
+        picture: a function ``picture(runs, setting)`` that returns a matplotlib figure, which
+            replaces the plot. It is called whenever a control changes or a run ends. ``runs`` is
+            :meth:`to_dataframe` without failed runs; ``setting`` contains the controls' values.
         controls: controls by parameter.
 
     Raises:
@@ -204,8 +204,8 @@ class Experiment:
             )
         if picture is not None and not callable(picture):
             raise TypeError(
-                f"picture={picture!r} must be a function that plots the runs. If your function has "
-                "a parameter named picture, rename that parameter."
+                f"picture must be a function that plots the runs, not {picture!r}. If your "
+                "function has a parameter named picture, rename that parameter."
             )
         self.fn, self.name = fn, getattr(fn, "__name__", type(fn).__name__)
         self.settings = Settings(fn, controls, None if cluster is None else cluster.plan.ranks)
@@ -224,7 +224,7 @@ class Experiment:
     # -- running ----------------------------------------------------------------
 
     def run(self, **parameters: Any) -> Run:
-        """Run once with the controls' values, overridden by ``parameters``, and wait.
+        """Run once with the controls' values, updated with ``parameters``, and wait for the end.
 
         Raises:
             TypeError, ValueError: a parameter is unknown, or a value is out of range.
@@ -332,7 +332,7 @@ class Experiment:
         return {**data, "text/html": html, "text/plain": text}, metadata
 
     def _draw(self) -> tuple[str, str]:
-        with suppress(Exception):  # from the user's plot function; the panel shows the error
+        with suppress(Exception):  # the panel shows errors of the user's plot function
             return results.static_html(
                 self.name, self.records, self.chart_svg(), closed=self._closed
             )
@@ -473,7 +473,7 @@ class Experiment:
 
     @contextmanager
     def _progress_in_cell(self, keep: bool = True) -> Iterator[None]:
-        """Show progress in the cell that waits for the runs.
+        """Show progress in the cell that is waiting for the runs.
 
         Args:
             keep: whether to show the results in the cell afterwards.
@@ -535,11 +535,11 @@ def sweep(
     required = {n: lists[n] for n, default in known.items() if default is EMPTY and n in lists}
     with Experiment(fn, cluster, picture=None, **required) as experiment:
         records = experiment._run_all(experiment.settings.product(**lists))
-    _warn_of_failures(records)
+    _report_failures(records)
     return pd.DataFrame([{**r.row, "trace": r.run.trace} for r in records])
 
 
-def _warn_of_failures(records: list[Record]) -> None:
+def _report_failures(records: list[Record]) -> None:
     failed = [r for r in records if r.outcome]
     if not failed:
         return

@@ -82,7 +82,8 @@ class RunButton(anywidget.AnyWidget):
 
     def __init__(self, controls: Sequence[Any], run: Callable[[], None]) -> None:
         keys_of = {c: [k for k in ("index", "value") if k in c.keys] for c in controls}
-        self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}  # the index for choices
+        # widgets with choices have an index, which is preferred to the value
+        self._synced = {c: keys[0] for c, keys in keys_of.items() if keys}
         self.click = run
         super().__init__(controls=[*self._synced.items()])
         self.on_msg(self._handle_click)
@@ -130,8 +131,8 @@ class Panel:
         self._table, self._chart = RunTable(self.choose), _html("dkx-chart")
         for widget in controls if has_picture else ():
             widget.observe(lambda _: self.draw(experiment), "value")
-        parts = [self._chart, self._table] if has_picture else [self._table, self._chart]
-        self._tabs = Tabs(_with_class(ipywidgets.HBox(parts), "dkx-runs"))
+        results = [self._chart, self._table] if has_picture else [self._table, self._chart]
+        self._tabs = Tabs(_with_class(ipywidgets.HBox(results), "dkx-runs"))
         grid = _with_class(ipywidgets.GridBox(controls), "dkx-controls")
         column = [title, grid, self._bar.widget, self._message, self._printed]
         side = _with_class(ipywidgets.VBox(column), "dkx-side")
@@ -153,13 +154,13 @@ class Panel:
             if activity is None and len(records) != self._shown_runs:
                 self._shown_runs = len(records)
                 self._show(len(records))
-            self._run.disabled = activity is not None  # after the latest run is shown
+            self._run.disabled = activity is not None  # enable only after showing the run
 
     def draw(self, experiment: Experiment) -> None:
-        """Draw the plot or the user's picture, or show its error."""
+        """Draw the plot or the user's picture, or show the error that it raises."""
         try:
             self._chart.value = experiment.chart_svg()
-        except Exception as error:  # from the user's function
+        except Exception as error:  # raised by the user's function
             self._chart.value = _error_html(type(error).__name__, str(error))
 
     def choose(self, run: int) -> None:
@@ -211,12 +212,12 @@ def _close(widgets: Iterable[Any]) -> None:
 
 
 def available_views(trace: Trace) -> list[str]:
-    """Return the names of views that apply to a run."""
+    """Return the names of the views that apply to a run."""
     marks = [e for e in trace if e.op is Op.MARK]
-    staged = len(marks) < len(trace) <= MAX_STAGE_EVENTS
-    watched = any(e.attributes.get("watched") == "gradient" for e in marks)
-    served = any(node.role == "server" for node in trace.info.ranks.values())
-    return ["Timeline", *["Servers" if served else "Stage"] * staged, *["Gradients"] * watched]
+    has_stage = len(marks) < len(trace) <= MAX_STAGE_EVENTS
+    has_gradients = any(e.attributes.get("watched") == "gradient" for e in marks)
+    stage = "Servers" if any(r.role == "server" for r in trace.info.ranks.values()) else "Stage"
+    return ["Timeline", *[stage] * has_stage, *["Gradients"] * has_gradients]
 
 
 def message(experiment: Experiment) -> str:

@@ -2,7 +2,7 @@
 // one message at a time and may not have synchronized them yet.
 const PREFIX = "IPY_MODEL_".length;
 
-async function shown(model) {
+async function controlStates(model) {
   const states = [];
   for (const [reference, key] of model.get("controls")) {
     const control = await model.widget_manager.get_model(reference.slice(PREFIX));
@@ -16,7 +16,7 @@ function render({ model, el }) {
   button.className = "jupyter-widgets jupyter-button widget-button dkx-run";
   button.title = "Run with these values on every rank";
   button.innerHTML = '<i class="fa fa-play"></i>Run';
-  button.addEventListener("click", async () => model.send({ shown: await shown(model) }));
+  button.addEventListener("click", async () => model.send({ shown: await controlStates(model) }));
   const update = () => {
     button.disabled = model.get("disabled");
   };

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 #: Columns of the table of runs.
 SECONDS, OUTCOME = "seconds", "outcome"
 
-#: Size of a chart and height of a legend line [inches]; pixels per inch in SVG.
+#: WIDTH and HEIGHT are the size of a chart, and LINE is the height of a legend line [inches].
+#: DPI is the number of pixels per inch.
 WIDTH, HEIGHT, LINE, DPI = 4.6, 3.0, 0.24, 72
 #: Font size [points].
 FONT_SIZE = 11.5
@@ -41,8 +42,8 @@ FONT_SIZE = 11.5
 MAX_LABEL = 20
 #: Default number of charts: the run time, and the first returned value.
 DEFAULT_CHARTS = 2
-#: Maximum number of series with distinct colors and names; number of runs that determine the x
-#: axis.
+#: At most MAX_NAMED series have distinct colors and names. The latest RECENT_RUNS runs determine
+#: the parameter of the x axis.
 MAX_NAMED, RECENT_RUNS = 7, 6
 #: Line styles of series.
 DASHES = ("-", "--", ":", "-.")
@@ -147,14 +148,17 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
-    """Return the formatted runs, latest first; for several, only columns whose values differ."""
+    """Return the formatted runs, latest first.
+
+    If there are several runs, columns with the same value in all of them are omitted.
+    """
     names = dict.fromkeys(name for r in records for name in r.parameters)
     failed = [OUTCOME] * any(r.outcome for r in records)
     cells = {
         name: [format_value(name, r.row[name]) if name in r.row else "" for r in records]
         for name in [*names, *plottable(records), *failed]
     }
-    columns = {n: texts for n, texts in cells.items() if len(records) == 1 or len({*texts}) > 1}
+    columns = {n: column for n, column in cells.items() if len(records) == 1 or len({*column}) > 1}
     rows = frame(()).reindex(range(1, len(records) + 1)).assign(**columns)
     return rows[::-1][:limit]
 
@@ -194,13 +198,13 @@ def varied(records: Sequence[Record]) -> list[str]:
     """
     latest = [r.parameters for r in records[-RECENT_RUNS:]]
 
-    def rank(name: str) -> tuple[bool, int]:
-        numbers = all(is_number(r.parameters[name]) for r in records if name in r.parameters)
-        return not numbers, -len({format_plain(p.get(name)) for p in latest})
+    def sort_key(name: str) -> tuple[bool, int]:
+        numeric = all(is_number(r.parameters[name]) for r in records if name in r.parameters)
+        return not numeric, -len({format_plain(p.get(name)) for p in latest})
 
     names = dict.fromkeys(name for r in records for name in r.parameters)
     differ = [n for n in names if len({format_plain(r.parameters.get(n)) for r in records}) > 1]
-    return sorted(differ, key=rank)
+    return sorted(differ, key=sort_key)
 
 
 @figures.style()
@@ -314,7 +318,7 @@ def figure_svg(figure: Figure) -> str:
 
 
 def to_svg(records: Sequence[Record]) -> str:
-    """Return the plot of these runs as SVG; "" if no parameter was varied yet."""
+    """Return the plot of these runs as SVG; "" if no parameter has been varied yet."""
     if not varied([r for r in records if not r.outcome]):
         return ""
     return figure_svg(plot(records))

@@ -4,7 +4,7 @@ function render({ model, el }) {
     el.innerHTML = model.get("value");
     mark();
   };
-  const mark = () => { // keeps the rows, and with them the focus
+  const mark = () => { // updates the rows in place, so that they keep the focus
     for (const row of el.querySelectorAll("tbody tr")) {
       row.tabIndex = 0;
       row.dataset.run = row.querySelector("th").textContent;

@@ -12,16 +12,16 @@ from distkit.views.timeline.columns import length
 
 
 def idle(trace: EventLog, label: str = "") -> dict[int, float]:
-    """Return the fraction of time that each rank waits, for example in receives and collectives.
+    """Return the fraction of time that each rank spends waiting, for example in collectives.
 
-    The time extends from the first start to the last end on any rank; a rank also waits before its
-    own start and after its own end. Sends and marks do not count as waiting. For GPipe and 1F1B, if
-    messages take no time, the result is (p-1)/(m+p-1).
+    The time extends from the first start to the last end on any rank. Before its own start and
+    after its own end, a rank counts as waiting. Sends and marks do not count as waiting. For GPipe
+    and 1F1B, if messages take no time, the result is (p-1)/(m+p-1).
 
     Args:
         trace: the trace of a run or of the simulator.
-        label: the label of a ``dk.mark`` on every rank; its last span is measured. "" measures
-            the whole trace.
+        label: the label of a ``dk.mark`` on every rank; the last span with this label is
+            measured. "" measures the whole trace.
 
     Returns:
         The fraction, from 0 to 1, by rank.
@@ -49,7 +49,7 @@ def idle(trace: EventLog, label: str = "") -> dict[int, float]:
 
 
 def _window(spans: Iterable[Span], rank: int, label: str) -> tuple[float, float]:
-    """Return the start and end of the measured part on a rank."""
+    """Return the start and end of the measured interval on a rank."""
     candidates = [s for s in spans if s.rank == rank and label in ("", s.label)]
     if not candidates:
         raise ValueError(

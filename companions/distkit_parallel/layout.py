@@ -176,8 +176,8 @@ def _violations(layout: Any) -> Iterator[str]:
         (
             layout.batch,
             f"batch = {layout.batch}",
-            parts := layout.dp * layout.microbatches,
-            f"dp · microbatches = {parts}",
+            micro_batches := layout.dp * layout.microbatches,
+            f"dp · microbatches = {micro_batches}",
         ),
     ]
     for value, label, divisor, divisor_label in rules:
@@ -212,7 +212,7 @@ def _remedy(numbers: dict[str, Any]) -> str:
 
 
 def _candidates(requested: list[int], world: int | None) -> Iterator[tuple[int, ...]]:
-    """Yield the layouts of ``world`` ranks; if it is None, all up to twice the requested sizes."""
+    """Yield the layouts of ``world`` ranks; for None, those up to twice the requested sizes."""
     if world is None:
         yield from product(*(range(1, 2 * number + 1) for number in requested))
     else:

@@ -53,7 +53,7 @@ class States:
             optimizer: bytes of optimizer state per parameter.
 
         Raises:
-            ValueError: the stage is unknown, or the number of ranks is 0.
+            ValueError: the stage is unknown, or the number of ranks is less than 1.
 
         Source:
             Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
@@ -218,8 +218,8 @@ class Transformer:
         as ``tensor``.
 
         Example:
-            >>> whole = LLAMA_3_8B.activations(1024)
-            >>> LLAMA_3_8B.stage_activations(1024, stages=8, microbatches=32) == whole
+            >>> one_stage = LLAMA_3_8B.activations(1024)
+            >>> LLAMA_3_8B.stage_activations(1024, stages=8, microbatches=32) == one_stage
             True
         """
         in_flight = PIPELINES[schedule].activations(rank, stages, microbatches, chunks)

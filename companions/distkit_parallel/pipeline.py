@@ -143,8 +143,7 @@ def _check_step(
         )
     if not 1 <= microbatches <= rows[0]:
         raise ValueError(
-            f"pipeline_step cannot split {rows[0]} rows into {microbatches} micro-batches: "
-            f"use 1 to {rows[0]} micro-batches"
+            f"microbatches must be from 1 to the number of rows, {rows[0]}; got {microbatches}"
         )
     if schedule not in _SCHEDULES:
         raise ValueError(
@@ -166,7 +165,7 @@ def _check_output(y: Any, rows: int, stage: nn.Module) -> Tensor:
         )
         raise TypeError(
             f"pipeline_step: stage {type(stage).__name__} returned {result} for {rows} rows: "
-            f"a stage must return one tensor with the same number of rows"
+            "a stage must return one tensor with the same number of rows"
         )
     return y
 
@@ -199,25 +198,23 @@ def split(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
         )
     layers = len(model)
     if not 1 <= stages <= layers:
-        raise ValueError(
-            f"cannot split {layers} layers into {stages} stages: use 1 to {layers} stages"
-        )
-    named = list(zip(model._modules, model, strict=True))  # may contain one layer twice
+        raise ValueError(f"stages must be from 1 to the number of layers, {layers}; got {stages}")
+    named = list(zip(model._modules, model, strict=True))  # a layer may occur twice
     cuts = torch.arange(layers).tensor_split(stages)
-    parts = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
-    _check_shared(parts)
-    return parts
+    modules = [nn.Sequential(OrderedDict(named[i] for i in cut)) for cut in cuts]
+    _check_shared(modules)
+    return modules
 
 
-def _check_shared(parts: Sequence[nn.Module]) -> None:
+def _check_shared(modules: Sequence[nn.Module]) -> None:
     """Check that no two stages share a parameter or buffer."""
-    seen: dict[Tensor, tuple[int, str]] = {}
-    for stage, part in enumerate(parts):
-        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
-            earlier, first = seen.setdefault(tensor, (stage, name))
-            if earlier != stage:
+    owners: dict[Tensor, tuple[int, str]] = {}
+    for stage, module in enumerate(modules):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            owner, first_name = owners.setdefault(tensor, (stage, name))
+            if owner != stage:
                 raise ValueError(
-                    f"{first!r} of stage {earlier} and {name!r} of stage {stage} are the same "
+                    f"{first_name!r} of stage {owner} and {name!r} of stage {stage} are the same "
                     "tensor, but each rank would update a separate copy: untie them, or split "
                     "elsewhere"
                 )

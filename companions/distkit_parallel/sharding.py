@@ -75,14 +75,14 @@ _Shard = tuple[str, list[int] | None, dict[str, Any] | None]
 
 
 def _declared_shards(model: Any) -> dict[str, _Shard]:
-    """Return the parameters that layers declare as equally sharded over a group."""
+    """Return this rank's shards of parameters that layers declare as evenly sharded, by name."""
     import torch.distributed as dist
 
     declared: dict[str, _Shard] = {}
     for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for name, dim in getattr(module, "sharded", {}).items():
-            if (part := getattr(module, name)) is not None:
-                key, local = f"{path}.{name}".lstrip("."), list(part.shape)
+            if (shard := getattr(module, name)) is not None:
+                key, local = f"{path}.{name}".lstrip("."), list(shard.shape)
                 shape, offset = local.copy(), [0] * len(local)
                 shape[dim] *= dist.get_world_size(module.group)
                 offset[dim] = local[dim] * dist.get_rank(module.group)

@@ -55,8 +55,8 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """This rank's rows of a linear layer: Y_r -> Z = Σ_r Y_r·B_r + b.
 
-    Every rank passes different features and receives the same Z. Arguments and source are those of
-    :class:`ColumnLinear`.
+    Every rank passes different features and receives the same Z. The arguments and the source are
+    the same as for :class:`ColumnLinear`.
     """
 
     sharded: ClassVar = {"weight": 1}
@@ -74,7 +74,7 @@ class RowLinear(nn.Module):
 
 
 def _shard(whole: Tensor, dim: int, group: Group) -> Tensor:
-    """Return a copy of this rank's equal part, so that the full tensor can be freed."""
+    """Return a copy of this rank's shard, so that the full tensor can be freed."""
     n = dist.get_world_size(group)
     if whole.shape[dim] % n:
         raise LayoutError(

@@ -82,11 +82,12 @@ class Zero:
 
     def step(self) -> None:
         """Update this rank's parts, and gather the parameters in stages 1 and 2."""
+        # no hook has reduced the units with parameters that the loss does not use
         for unit in reversed(self.units):
-            unit.reduce_gradients()  # of units with parameters that the loss does not use
+            unit.reduce_gradients()
         self.optimizer.step()
         for unit in self.units:
-            unit.share()
+            unit.finish_step()
 
 
 class _Unit:
@@ -143,7 +144,7 @@ class _Unit:
                 y.register_hook(self.gather)
 
     def _gradient_ready(self, _: Tensor) -> None:
-        """Reduce the gradients once backward has computed the last one of the unit."""
+        """Reduce the unit's gradients once backward has computed all of them."""
         if all(p.grad is not None for p in self.parameters):
             self.reduce_gradients()
 
@@ -170,7 +171,7 @@ class _Unit:
         if self.stage == 3:
             self.free()
 
-    def share(self) -> None:
+    def finish_step(self) -> None:
         """Clear the gradient after the update; in stages 1 and 2, also gather ``w``."""
         self.part.grad = None
         if self.stage in (1, 2):
@@ -187,7 +188,7 @@ class _Unit:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Yield the module and the parameters of each child and of the model itself."""
+    """Yield the module and the parameters of each unit: the children, and the model itself."""
     owners: dict[nn.Parameter, str] = {}
     containers = list(_containers(model))
     children = [
@@ -210,7 +211,7 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
 
 
 def _containers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the model and its containers of layers, with the name prefix of their children."""
+    """Yield the model and its containers of layers, each with the name prefix of its children."""
     yield prefix, module
     for name, child in module.named_children():
         if _is_container(child):

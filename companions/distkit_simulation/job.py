@@ -33,13 +33,15 @@ from distkit_simulation.training import simulate_pipeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Bytes of a number in half precision, and of a gradient and Adam's state in mixed precision.
+#: HALF_BYTES is the size of a number in half precision. GRADIENT_BYTES and OPTIMIZER_BYTES are the
+#: sizes of a gradient and of Adam's state per parameter, in mixed precision.
 HALF_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 #: Bytes that an update reads and writes for each parameter.
 UPDATE_BYTES = 30
-#: Bytes that a layer's forward pass moves: per token and hidden unit for norms, residuals and
-#: dropout (replicated on each tensor-parallel rank), per token and hidden unit for queries, keys
-#: and values, per token and inner unit, and per attention score. Then, bytes per logit in the loss.
+#: Bytes that a layer's forward pass moves. REPLICATED_BYTES is per token and hidden unit, for
+#: norms, residuals and dropout, which are replicated on each tensor-parallel rank. PROJECTED_BYTES
+#: is per token and hidden unit, for queries, keys and values. INNER_BYTES is per token and inner
+#: unit, and SCORE_BYTES is per attention score. LOGIT_BYTES is per logit, in the loss.
 REPLICATED_BYTES, PROJECTED_BYTES, INNER_BYTES, SCORE_BYTES, LOGIT_BYTES = 22, 6, 2, 9, 16
 
 
@@ -52,12 +54,12 @@ class Machine:
         flops: the peak FLOP/s of a device.
         bandwidth: the peak memory bandwidth of a device [bytes/s].
         memory: the memory of a device [bytes].
-        inside: the link between devices on a host; :func:`.calibrate` measures one.
+        inside: the link between devices on a host; see :func:`.calibrate`.
         between: the link between hosts, using all NICs of a host.
         devices: the number of devices on a host.
         matmul: the fraction of ``flops`` that large matrix products reach.
         stream: the fraction of ``bandwidth`` that memory-bound operations reach.
-        launch: the CPU time to launch a layer's forward pass, the minimum for small layers [s].
+        launch: the CPU time to launch a layer's forward pass, its minimum duration [s].
     """
 
     name: str
@@ -82,10 +84,10 @@ class Machine:
         return nbytes / (self.bandwidth * self.stream)
 
     def link(self, ranks: int, stride: int) -> Link:
-        """Return the link for a ring of ranks ``stride`` apart, while other rings also communicate.
+        """Return the link for a ring of ranks ``stride`` apart, while other rings are in use.
 
-        A ring within a host uses ``inside``. Otherwise, ``stride`` rings, but at most one per
-        device, share each host's NICs.
+        A ring within a host uses ``inside``. Otherwise, ``min(stride, devices)`` rings share the
+        NICs of each host.
         """
         if ranks * stride <= self.devices:
             return self.inside
@@ -349,7 +351,8 @@ class Job:
         )
         ends = np.array(clock) + parts["data"]
         nbytes = GRADIENT_BYTES * int(self.model.largest_stage(p) / self.layout.tp)
-        groups = {f"stage {stage}": [stage] for stage in range(p)}  # with the other pipelines
+        # the other ranks of each group are in other pipelines
+        groups = {f"stage {stage}": [stage] for stage in range(p)}
         for (stage, group), end in zip(enumerate(groups), map(float, ends), strict=True):
             writer.add_operation(
                 Op.ALL_REDUCE, stage, clock[stage], end, nbytes=nbytes, group=group
@@ -367,8 +370,8 @@ class Job:
     def title(self) -> str:
         """The layout, with the number and size of the micro-batches of each copy."""
         axes = (f"{axis} {getattr(self.layout, axis)}" for axis in AXES)
-        size = f" of {self.micro_batch}" if self.micro_batch > 1 else ""
-        return " · ".join([*axes, f"{self.microbatches} micro-batches{size}"])
+        ending = "es" * (self.microbatches > 1) + f" of {self.micro_batch}" * (self.micro_batch > 1)
+        return " · ".join([*axes, f"{self.microbatches} micro-batch{ending}"])
 
     def __repr__(self) -> str:
         first_stage, total = self.stage_memory(0), self.seconds
@@ -401,9 +404,9 @@ class Jobs(list[Job]):
         figure = figures.new(8, 0.6 + 0.4 * min(limit, len(self)))
         axes, fastest = figure.subplots(), self[:limit]
         rows = [job.title.split(" · ") for job in fastest]
-        shared = [texts[0] for texts in zip(*rows, strict=True) if len({*texts}) == 1]
+        shared = [column[0] for column in zip(*rows, strict=True) if len({*column}) == 1]
         names = [
-            " · ".join([*(text for text in row if text not in shared), f"{job.seconds:.1f} s"])
+            " · ".join([*(cell for cell in row if cell not in shared), f"{job.seconds:.1f} s"])
             for row, job in zip(rows, fastest, strict=True)
         ]
         widths = np.array([[*job.parts.values()] for job in fastest])

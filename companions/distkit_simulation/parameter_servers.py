@@ -1,7 +1,7 @@
 """Simulate synchronous, asynchronous and bounded-staleness parameter servers. No side effects.
 
-Servers and workers send one message and receive one at a time, so messages queue. The model covers
-machines connected by links, but not processes that share the cores of one machine.
+A server or worker sends at most one message and receives at most one at a time, so messages queue.
+The model covers machines connected by links, but not processes that share the cores of one machine.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Simulation:
     # -- the trace ----------------------------------------------------------------------
 
     def _record_update(self, time: float, workers: Sequence[int], staleness: int) -> None:
-        """Record an update with these workers' gradients on all servers, like the KVStore."""
+        """Record an update with these workers' gradients on all servers, as the KVStore does."""
         self.updates += 1
         sources = {"workers": tuple(sorted(workers)), "stale_by": (staleness,) * len(workers)}
         for s in range(self.servers):
@@ -164,7 +164,7 @@ class Simulation:
             )
 
     def _record_held_pull(self, time: float, w: int, s: int) -> None:
-        """Record the arrival of a pull that the server holds."""
+        """Record the arrival of a pull that the server holds back."""
         match = self._new_match(Op.PULL)
         self.held_pulls[w, s] = time, match
         self._record(

@@ -41,7 +41,7 @@ def compare(
     Args:
         n: the number of ranks.
         network: the network for simulated predictions.
-        algorithms: names of algorithms; None for the measured ones, or all if none was measured.
+        algorithms: names of algorithms; by default, those in ``measured``, or else all.
         measured: measured seconds by algorithm and bytes, drawn as dots.
         smallest: the first size [bytes].
         largest: the last size [bytes].

@@ -1,13 +1,13 @@
 """Simulate the trace that ranks would record for a schedule on a network. No side effects.
 
-All transfers of a round are computed together, so a ring of thousands of ranks takes seconds. A
-transfer starts when both ends are ready, like large messages in gloo and MPI. A rank
-sends at most one message and receives at most one at a time. It enters the next round when its part
-of this one is complete.
-Received data is reduced during the next transfers, unless they move the same chunks.
+All transfers of a round are computed together, so simulating a ring of thousands of ranks takes
+only seconds. A transfer starts when both ends are ready, as a large message does in gloo and MPI. A
+rank sends at most one message and receives at most one at a time. It enters the next round when its
+transfers in the current round are complete. Received data is reduced during the next transfers,
+unless these move the same chunks.
 
-:class:`Stragglers` describes slow ranks and late messages. All random numbers come from a
-seeded generator.
+:class:`Stragglers` describes slow ranks and late messages. All random numbers come from a seeded
+generator.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def exponential(mean: float) -> Delay:
     >>> exponential(1.0)(np.random.default_rng(0), (2,)).round(2)
     array([0.68, 1.02])
     """
-    _seconds("mean", mean)
+    _check_nonnegative("mean", mean)
     return lambda rng, shape: rng.exponential(mean, shape)
 
 
 def lognormal(median: float, sigma: float) -> Delay:
-    """Return a function that draws lognormal delays [s], with a long tail like step times.
+    """Return a function that draws lognormal delays [s], long-tailed like measured step times.
 
     >>> lognormal(2.0, 0.0)(np.random.default_rng(0), (2,))
     array([2., 2.])
     """
-    _seconds("median", median)
-    _seconds("sigma", sigma)
+    _check_nonnegative("median", median)
+    _check_nonnegative("sigma", sigma)
     return lambda rng, shape: median * np.exp(sigma * rng.standard_normal(shape))
 
 
@@ -63,7 +63,7 @@ class Stragglers:
     Args:
         slow: maps slow ranks to their slowdown factors. :func:`simulate` slows their transfers
             and sums, and simulations of training slow their computation. In real clusters, slow
-            ranks stay slow.
+            ranks tend to stay slow.
         jitter: the random delay of each transfer; see :func:`exponential`.
 
     Source:
@@ -80,7 +80,9 @@ class Stragglers:
     def __post_init__(self) -> None:
         for rank, factor in self.slow.items():
             if not (math.isfinite(factor) and factor > 0):
-                raise ValueError(f"the slowdown of rank {rank} must be positive; got {factor}")
+                raise ValueError(
+                    f"the slowdown of rank {rank} must be finite and positive; got {factor}"
+                )
 
     def factors(self, n: int) -> Floats:
         """Return the slowdown of each of ``n`` ranks, shape (n,)."""
@@ -92,9 +94,9 @@ class Stragglers:
         return factors
 
 
-def _seconds(name: str, value: float) -> None:
+def _check_nonnegative(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite number of at least 0; got {value}")
+        raise ValueError(f"{name} must be finite and at least 0; got {value}")
 
 
 Schedule = str | Algorithm | Callable[..., Iterable[Round]]
@@ -144,14 +146,14 @@ class RankClocks:
         self._clock, self._sum_ends = np.zeros(n), np.zeros(n)  # end times of messages and sums
 
     def begin(self, start: ArrayLike, nbytes: int) -> None:
-        """Begin a collective on each rank at ``start``, or when its previous one ends, if later."""
+        """Begin a collective on each rank at ``start``, but not before its last one ends."""
         begin = np.broadcast_to(np.asarray(start, float), (self.n,))
         self._clock = np.maximum(self.finish, begin) + self.network.overhead_seconds(nbytes)
         self._low, self._high = np.zeros(self.n, int), np.zeros(self.n, int)  # chunks being summed
 
     @property
     def finish(self) -> Floats:
-        """The time when each rank has finished all its rounds [s]."""
+        """The time at which each rank finishes all its rounds [s]."""
         return np.maximum(self._clock, self._sum_ends)
 
     def run(self, rounds: Iterable[Round], sizes: Ints) -> Iterator[Transfers]:
@@ -162,21 +164,21 @@ class RankClocks:
             nbytes = edges[last] - edges[t.chunk]
             adds = np.broadcast_to(t.reduce, nbytes.shape)
             send_clock, recv_clock = self._clock, self._clock
-            for part in matchings(t.src, t.dst, self.n):
-                src, dst = t.src[part], t.dst[part]
-                sent = self._free(send_clock, src, t.chunk[part], last[part])
-                requested = self._free(recv_clock, dst, t.chunk[part], last[part])
-                end = self._end(src, dst, nbytes[part], np.maximum(sent, requested))
+            for index in matchings(t.src, t.dst, self.n):
+                src, dst = t.src[index], t.dst[index]
+                sent = self._free(send_clock, src, t.chunk[index], last[index])
+                requested = self._free(recv_clock, dst, t.chunk[index], last[index])
+                end = self._end(src, dst, nbytes[index], np.maximum(sent, requested))
                 send_clock, recv_clock = send_clock.copy(), recv_clock.copy()
                 send_clock[src] = recv_clock[dst] = end
-                yield Transfers(src, dst, nbytes[part], sent, requested, end)
+                yield Transfers(src, dst, nbytes[index], sent, requested, end)
                 recv_clock[dst] = self._add(
-                    dst, nbytes[part] * adds[part], end, t.chunk[part], last[part]
+                    dst, nbytes[index] * adds[index], end, t.chunk[index], last[index]
                 )
             self._clock = np.maximum(send_clock, recv_clock)
 
     def _free(self, port: Floats, rank: Ints, first: Ints, last: Ints) -> Floats:
-        """Return the times when ranks can move these chunks, after pending sums."""
+        """Return the times when ranks can send or receive these chunks, after pending sums."""
         times = port[rank]
         if self.network.link.gamma:
             busy = (self._low[rank] < last) & (first < self._high[rank])
@@ -208,12 +210,12 @@ class RankClocks:
 
 
 def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
-    """Split transfers into parts in which each rank sends and receives at most one message.
+    """Split transfers into sets in which each rank sends and receives at most one message.
 
     Ranks with the most transfers come first and start with their nearest right neighbor, so that
-    an all-to-all exchange of n ranks needs only n-1 parts.
+    an all-to-all exchange of n ranks needs only n-1 sets.
 
-    >>> [part.tolist() for part in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
+    >>> [index.tolist() for index in matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)]
     [[0, 2], [1]]
     """
     if all(np.bincount(ranks, minlength=n).max(initial=0) <= 1 for ranks in (src, dst)):
@@ -223,9 +225,9 @@ def matchings(src: Ints, dst: Ints, n: int) -> Iterator[Any]:
     while remaining.size:
         load = np.bincount(src[remaining], minlength=n), np.bincount(dst[remaining], minlength=n)
         negative_load = -np.maximum(load[0][src[remaining]], load[1][dst[remaining]])
-        part = _matching(remaining[np.argsort(negative_load, kind="stable")], src, dst, n)
-        yield part
-        remaining = remaining[~np.isin(remaining, part)]
+        index = _matching(remaining[np.argsort(negative_load, kind="stable")], src, dst, n)
+        yield index
+        remaining = remaining[~np.isin(remaining, index)]
 
 
 def _matching(remaining: Ints, src: Ints, dst: Ints, n: int) -> Ints:
@@ -320,10 +322,10 @@ def simulate(
     """Simulate a schedule on a network and return the trace that ``n`` real ranks would record.
 
     Args:
-        schedule: the name of an algorithm, an entry of the catalog, or a function that returns the
+        schedule: the name of an algorithm, an entry of a catalog, or a function that returns the
             rounds for a number of ranks.
         n: the number of ranks.
-        nbytes: the size of the tensor of floats [bytes]; elements are never split.
+        nbytes: the size of the float32 tensor [bytes]; elements are never split.
         network: the network that connects the ranks.
         start: the time of each rank's call [s]: a number, or an array of shape (n,).
         stragglers: slow ranks and jitter.
@@ -391,7 +393,7 @@ class Writer:
         final: State = State.COMPLETED,
         **fields: Any,
     ) -> None:
-        """Add an operation of a rank, which ends in the state ``final``."""
+        """Add a rank's operation, whose last event has the state ``final``."""
         seq = int(self._seq[rank])
         self._seq[rank] += 1
         self._add_events(rank, seq, op, begin, end, fields, final)
@@ -402,7 +404,7 @@ class Writer:
             self.add_operation(op, rank, *times, **fields)
 
     def message_fields(self, peer: int, nbytes: int) -> dict[str, Any]:
-        """Return the fields of the events of a send or receive."""
+        """Return the event fields of a send or receive."""
         return {
             "peer": peer,
             "nbytes": nbytes,
@@ -426,7 +428,7 @@ class Writer:
             self.events.append(Event(rank, seq, op, final, end, **fields))
 
     def trace(self, name: str, **fields: Any) -> Trace:
-        """Return the events as a trace; ``fields`` override fields of its info."""
+        """Return the events as a trace; ``fields`` override the defaults of its ``RunInfo``."""
         ranks = {r: RankInfo(f"rank {r}", "rank", host="none") for r in range(self.n)}
         info = RunInfo(
             name=name,

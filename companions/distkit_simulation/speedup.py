@@ -68,8 +68,8 @@ def measure_step(
     Example:
         >>> def parts(batch=32):
         ...     images, labels = dk.data.shard(*dk.data.digits())
-        ...     part = images[:batch], labels[:batch]
-        ...     return measure_step(dk.demos.model(), part, F.cross_entropy)
+        ...     examples = images[:batch], labels[:batch]
+        ...     return measure_step(dk.demos.model(), examples, F.cross_entropy)
         >>> dk.sweep(parts, ranks=[1, 2, 4], batch=[16, 64, 256])        # doctest: +SKIP
     """
     if steps < 1 or blocks < 1:
@@ -86,22 +86,25 @@ def measure_step(
     step(lambda tensor: reduced.append(torch.zeros_like(tensor)))
     single_rank = dist.get_world_size() == 1
     compute = {"compute": lambda: step(lambda tensor: None)}
-    kinds = compute if single_rank else {**compute, "sync": sync, "step": lambda: step(all_reduce)}
+    actions = compute if single_rank else compute | {"sync": sync, "step": lambda: step(all_reduce)}
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        seconds = _measure_parts(kinds, steps, blocks)
+        seconds = _measure_parts(actions, steps, blocks)
     finally:
         torch.set_num_threads(previous_threads)
     return seconds if not single_rank else {**seconds, "sync": 0.0, "step": seconds["compute"]}
 
 
 def _measure_parts(
-    kinds: Mapping[str, Callable[[], Any]], steps: int, blocks: int
+    actions: Mapping[str, Callable[[], Any]], steps: int, blocks: int
 ) -> dict[str, float]:
-    """Return the seconds of each part in its fastest alternating block, after a warm-up block."""
-    times = [{kind: _block(act, steps) for kind, act in kinds.items()} for _ in range(blocks + 1)]
-    return {kind: min(block[kind] for block in times[1:]) for kind in kinds}
+    """Return the time per step of each part in its fastest block [s].
+
+    The blocks of the parts alternate; the first block of each part is a warm-up.
+    """
+    times = [{part: _block(f, steps) for part, f in actions.items()} for _ in range(blocks + 1)]
+    return {part: min(block[part] for block in times[1:]) for part in actions}
 
 
 def _block(action: Callable[[], Any], steps: int) -> float:
@@ -158,7 +161,7 @@ def predict(
     latency: float = 0.0,
     bandwidth: float = math.inf,
 ) -> Row:
-    """Predict the speedup of a configuration from measured ones, optionally on a slower network.
+    """Predict the speedup of a configuration from measurements, optionally on a slower network.
 
     Tcomp and Tsync are interpolated linearly between measured batch sizes and numbers of ranks. The
     slower network adds latency + nbytes/bandwidth to Tsync.
@@ -204,13 +207,15 @@ def predict(
 
 def _interpolate(rows: Sequence[Row], ranks: int, batch: int) -> dict[str, float]:
     """Interpolate the parts of a step between measured configurations."""
-    counts = sorted({row["ranks"] for row in rows})
+    measured = sorted({row["ranks"] for row in rows})
 
     def part_seconds(n: int, part: str) -> float:
         points = sorted((row["batch"], row[part]) for row in rows if row["ranks"] == n)
         return float(np.interp(batch, [b for b, _ in points], [y for _, y in points]))
 
-    return {p: float(np.interp(ranks, counts, [part_seconds(n, p) for n in counts])) for p in PARTS}
+    return {
+        p: float(np.interp(ranks, measured, [part_seconds(n, p) for n in measured])) for p in PARTS
+    }
 
 
 def _add_speedups(row: Row, baseline: Row) -> Row:
@@ -266,7 +271,7 @@ def plot_prediction(
 ) -> Figure:
     """Plot the predicted and measured speedups against the number of ranks.
 
-    As the picture of an experiment, this plot follows the sliders, and each run adds a dot.
+    If this plot is the picture of an experiment, it follows the sliders, and each run adds a dot.
 
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
@@ -288,11 +293,11 @@ def plot_prediction(
     """
     network = {"nbytes": nbytes, "latency": latency, "bandwidth": bandwidth}
     prediction = predict(measured, ranks=ranks, batch=batch, **network)
-    counts = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
-    line = [predict(measured, ranks=n, batch=batch, **network) for n in counts]
+    rank_counts = range(1, max(row["ranks"] for row in _rows(measured)) + 1)
+    line = [predict(measured, ranks=n, batch=batch, **network) for n in rank_counts]
     figure = figures.new(7, 3.6, dpi=72)
     axes, color = figure.subplots(), rank_color(0)
-    axes.plot(counts, [row["predicted"] for row in line], color=color, label="predicted")
+    axes.plot(rank_counts, [row["predicted"] for row in line], color=color, label="predicted")
     axes.plot([ranks], [prediction["predicted"]], "D", color=color, clip_on=False)
     runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
     same = [all(run.get(k, v) == v for k, v in {"batch": batch, **network}.items()) for run in runs]
@@ -310,7 +315,7 @@ def plot_prediction(
         ]:
             axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
-    _style(axes, counts, _summary(prediction, measurements))
+    _style(axes, rank_counts, _summary(prediction, measurements))
     return figure
 
 
@@ -328,7 +333,7 @@ def _style(
     title: str = "lines: predicted, dots: measured",
     **legend: Any,
 ) -> None:
-    highest = max(1.0, axes.dataLim.y1)  # keeps the data readable, but may cut the ideal line
+    highest = max(1.0, axes.dataLim.y1)  # keeps the data readable, but may cut off the ideal line
     axes.plot(ranks, ranks, ":", color=GRAY, label="ideal")
     axes.axhline(1, color=GRAY, lw=0.8)
     axes.set(xticks=ranks, ylim=(0, 1.2 * highest), xlabel="ranks", ylabel="speedup")

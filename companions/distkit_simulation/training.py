@@ -25,7 +25,7 @@ def pipeline(
     overlap: bool = True,
     stragglers: Stragglers | None = None,
 ) -> Trace:
-    """Simulate one step of a pipeline, which ends with a barrier, and return its trace.
+    """Simulate one step of a pipeline and return the trace, which ends with a barrier.
 
     If messages take no time, GPipe and 1F1B need (microbatches + ranks - 1)(forward + backward).
     The bubble is (ranks - 1)/(microbatches + ranks - 1) of this time.
@@ -34,14 +34,15 @@ def pipeline(
         ranks: the number of ranks.
         microbatches: the number of micro-batches in a step.
         forward: the time of a micro-batch's forward pass on one rank [s], for all its stages.
-        backward: the time of its backward pass [s], including gradients of inputs and weights.
-        nbytes: the size of the activations between two stages, and of their gradients [bytes].
+        backward: the time of a micro-batch's backward pass on one rank [s], including the
+            gradients of inputs and weights.
+        nbytes: the size of the activations that a stage sends, and of their gradients [bytes].
         network: the network that connects the ranks.
         order: the name of a schedule in ``dk.algorithms.PIPELINES``, or the actions of each rank.
         chunks: the number of stages on each rank, if the schedule has several.
         weights: the part of ``backward`` for weight gradients [s], which zero-bubble schedules
             compute separately; half of ``backward`` by default.
-        overlap: whether a rank computes while it sends.
+        overlap: whether a rank computes while it is sending.
         stragglers: ranks whose computation is slower; jitter is ignored.
 
     Raises:
@@ -89,7 +90,7 @@ def simulate_pipeline(
     seconds = {"F": forward, "B": backward, "I": backward - weights, "W": weights}
     stages, slow = ranks * chunks, (stragglers or Stragglers()).factors(ranks).tolist()
     clock = [0.0] * ranks
-    arrivals: dict[Action, float] = {}  # arrival time of each action's result at the next rank
+    arrivals: dict[Action, float] = {}  # arrival time of each action's result at its receiver
     for rank, action in execution_order(orders):
         needed, begin = action.needs(stages), clock[rank]
         if needed in arrivals and needed.stage % ranks != rank:

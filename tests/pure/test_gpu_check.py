@@ -64,7 +64,7 @@ USABLE = {"python": [3, 11], "torch": "2.9.1+cu128", "cuda": "12.8", "gpus": 1}
     [
         ({}, "", ""),
         ({"gpus": 0, "cuda": None}, "", "torch 2.9.1+cu128 is built without CUDA"),
-        ({"gpus": 0}, "", "torch 2.9.1+cu128 sees no GPU"),
+        ({"gpus": 0}, "", "torch 2.9.1+cu128 detects no GPU"),
         ({"gpus": 0}, "cpu", ""),
         ({"torch": "2.5.1"}, "cpu", "torch 2.5.1 is older than 2.6"),
         ({"python": [3, 9]}, "", "older than Python 3.10"),

@@ -43,7 +43,7 @@ def test_stages_in_sequence_equal_the_model(stages: int) -> None:
 
 
 def test_more_stages_than_layers_raise() -> None:
-    with pytest.raises(ValueError, match="cannot split 4 layers into 5 stages: use 1 to 4 stages"):
+    with pytest.raises(ValueError, match="from 1 to the number of layers, 4; got 5"):
         split(chain(), 5)
 
 

@@ -264,9 +264,12 @@ def test_messages_of_a_node_are_sequential() -> None:
         ),
         (lambda: simulate("ring", 1024, 4096, NET), "use finish_times"),
         (lambda: Network.hosts(0, 4, ONE, ONE), "at least one host"),
-        (lambda: Stragglers(slow={0: 0.0}), "slowdown of rank 0 must be positive; got 0.0"),
+        (
+            lambda: Stragglers(slow={0: 0.0}),
+            "rank 0 must be finite and positive; got 0.0",
+        ),
         (lambda: exponential(-1.0), "mean must be .*; got -1.0"),
-        (lambda: pipeline(2, 0, 1, 1, 0, NET), "at least one micro-batch"),
+        (lambda: pipeline(2, 0, 1, 1, 0, NET), "needs at least one rank"),
         (lambda: pipeline(2, 1, 1, 1, 0, NET, order="zigzag"), "one of gpipe, 1f1b"),
         (lambda: pipeline(2, 2, 1, 1, 0, NET, chunks=2), "one stage per rank, not 2"),
         (

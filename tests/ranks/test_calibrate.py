@@ -75,7 +75,7 @@ def test_cluster_can_be_calibrated() -> None:
     "sizes", [[], [4], [4, 1 << 20], [8, 4, 1 << 20], [0, 4, 1 << 20], [4, 8, 64]]
 )
 def test_invalid_sizes_raise(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match="at least three sizes in ascending order"):
+    with pytest.raises(ValueError, match="at least 3 sizes in ascending order"):
         dk.simulation.calibrate(ForkedRanks(2), sizes=sizes)
 
 

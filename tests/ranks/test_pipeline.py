@@ -74,7 +74,7 @@ def test_messages_are_activations_and_gradients() -> None:
 
 
 INVALID_CALLS = {
-    "cannot split 7 rows into 8 micro-batches: use 1 to 7 micro-batches": lambda s: pipeline_step(
+    "microbatches must be from 1 to the number of rows, 7; got 8": lambda s: pipeline_step(
         s, batch(), loss_fn, microbatches=8
     ),
     "7 inputs and 6 targets": lambda s: pipeline_step(

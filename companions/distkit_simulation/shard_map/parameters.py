@@ -25,7 +25,9 @@ MAX_NAMES = 3
 #: ``shape`` and ``placement``, such as "Shard(0)".
 Parameter = dict[str, Any]
 
-WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150  # drawing, label column, gap, widest rank column
+#: WIDTH is the width of the drawing, LEFT is the width of the column of labels, GAP is the gap
+#: between columns, and MAX_COLUMN is the maximum width of a rank's column [px].
+WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150
 #: Sizes [px]: HEAD is the height of the heading, and MIN_SIDE is the minimum side of a box.
 HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
@@ -99,7 +101,7 @@ class Renderer:
             )
             boxes = [rect(width, height, "slot", r=2)]
             for shard in (s for s in shards if size(s)):
-                (top, h), (x, w) = (_part(parameter["shape"], shard, d) for d in axes)
+                (top, h), (x, w) = (_extent(parameter["shape"], shard, d) for d in axes)
                 wh = max(1.5, w * width), max(1.5, h * height)
                 boxes.append(rect(*wh, "own", x=x * width, y=top * height, lane=lane))
             self.scene.add(self._x(rank), y, title(f"rank {rank} has {label}"), *boxes)
@@ -144,7 +146,7 @@ class Renderer:
 def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
     """Yield the name, shape and placement of parameters."""
     parameter, name = kind[0], group_name(kind)
-    # torch reports Replicate() even for a parameter on one rank only
+    # torch reports Replicate() even for a parameter on only one rank
     placements = (
         {str(p["placement"]) for p in parameter["shards"]}
         if len(parameter["shards"]) > 1
@@ -227,7 +229,7 @@ def axes_to_draw(parameter: Parameter) -> list[int]:
     return [*chosen, -1, -1][:2]
 
 
-def _part(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]:
+def _extent(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]:
     """Return a shard's relative offset and extent in dimension ``d``; -1 means no dimension."""
     if d < 0:
         return 0.0, float(all(shard["shape"]))

@@ -17,10 +17,12 @@ from distkit.views.scene.marks import Scene, Shape, path, picture, rect, text, t
 from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
-WIDTH, LEFT, RIGHT = 900, 92, 812  # width of the drawing, left and right edges of the steps
-#: Maximum heights of all samples, of a row and of all rows; maximum cell size [px].
+#: WIDTH is the width of the drawing. LEFT and RIGHT are the edges of the area with the steps [px].
+WIDTH, LEFT, RIGHT = 900, 92, 812
+#: Maximum sizes [px]; each replica has a row.
 MAX_SAMPLES_HEIGHT, MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT, MAX_CELL = 190, 34, 176, 30
-#: Maximum number of samples, of steps that are drawn, and of files that start on a new line.
+#: Samples are drawn as cells if there are at most MAX_SAMPLES. At most MAX_STEPS steps are drawn.
+#: If there are at most MAX_FILES files, each starts a new line of cells.
 MAX_SAMPLES, MAX_STEPS, MAX_FILES = 2_000, 400, 8
 MAX_LABELED = 240  # maximum number of bars with labels
 NAME_WIDTH = 110  # width of file names
@@ -166,11 +168,11 @@ class Grid:
             for i in range(size)
         ]
 
-    def area(self, samples: Sequence[int], top: float, part: float) -> str:
-        """Return the path of the fraction ``part`` of each sample's cell, starting at ``top``."""
+    def area(self, samples: Sequence[int], top: float, fraction: float) -> str:
+        """Return a path that fills a fraction of each sample's cell, starting at ``top``."""
         edge = self.cell - min(1.0, self.cell / 8)
         return "".join(
-            f"M{x:g} {y + top * edge:.4g}h{edge:g}v{part * edge:.4g}h{-edge:g}z"
+            f"M{x:g} {y + top * edge:.4g}h{edge:g}v{fraction * edge:.4g}h{-edge:g}z"
             for x, y in (self.corners[s] for s in samples)
         )
 

@@ -56,6 +56,6 @@ def _parameters(source: Any) -> Sequence[Json]:
     if not known:
         raise TypeError(
             "ShardMap needs a DistributedDataset, its plan, or the "
-            f"result of distkit_parallel.shards(model); got a {type(source).__name__}."
+            f"result of distkit_parallel.shards(model); got {type(source).__name__}."
         )
     return list(source)
