@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.driver import Log, interleave, open_mpi_environ
 from benchmarks.figure import Figure, fill
 
-#: Number of ranks; tensor sizes [bytes], each with the number of calls per repetition.
+#: SIZES maps the size of a tensor [bytes] to the number of calls per repetition.
 RANKS, SIZES = 4, {1 << 10: 200, 4 << 20: 10, 64 << 20: 2}
 
 _REFERENCES = ("ring", "halving_doubling")

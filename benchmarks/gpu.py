@@ -23,10 +23,11 @@ from benchmarks.memory import pss
 from benchmarks.train import torchrun
 from distkit.errors import DistkitError
 
-#: Number of ranks that share a GPU; size of the all-reduce [bytes]; time limit to free memory [s].
+#: RANKS ranks share a GPU. SIZE is the size of the all-reduce [bytes], and FREE_TIMEOUT is the time
+#: within which memory must be freed [s].
 RANKS, SIZE, FREE_TIMEOUT = 4, 64 << 20, 5.0
 
-#: Numbers of warm-up steps, timed training steps, and all-reduce calls.
+#: WARM training steps precede the STEPS timed ones. CALLS all-reduces are timed together.
 WARM, STEPS, CALLS = 3, 30, 3
 
 #: The samples of distkit and of the reference.
@@ -162,7 +163,7 @@ def _leftover_memory(device: str, killed: bool) -> float:
             driver.process.kill()
             driver.process.wait()
         else:
-            driver.request()  # stops the cluster; its kernel waits
+            driver.request()  # stops the cluster, but not its kernel
         end = time.monotonic() + FREE_TIMEOUT
         while (remaining := _memory_in_use(device, ranks) - before) > 0 and time.monotonic() < end:
             time.sleep(0.05)

@@ -28,14 +28,14 @@ FIGURES = {
         absolute=True,
     ),
     "interrupt": Figure(
-        "interrupt of a hung run to a usable cluster, median",
+        "from the interrupt of a hung run to a usable cluster, median",
         "s",
         limit=0.5,
         target=0.1,
         absolute=True,
     ),
     "stop": Figure(
-        "interrupt of an endless loop to a usable cluster, median",
+        "from the interrupt of an endless loop to a usable cluster, median",
         "s",
         limit=0.5,
         target=0.1,
@@ -71,7 +71,7 @@ def measure(reps: int, log: Log) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _measure_diagnosis(cluster: Any, case: Any) -> float:
-    """Return the time from when the last rank blocks to the error [s]."""
+    """Return the time between the blocking of the last rank and the error [s]."""
     run = cluster.submit(case.program)
     try:
         run.wait(60)

@@ -28,10 +28,11 @@ HOSTS = ("alpha", "beta", "gamma")
 EACH = dict.fromkeys(HOSTS, 2)
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Offset of beta's clock, and grace period for processes to exit [s].
+#: SKEW is the offset of beta's clock, and EXIT_GRACE is the time in which processes must exit [s].
 SKEW, EXIT_GRACE = 5, 5.0
 
-#: Bandwidth limit of each host in each direction; size of the all-reduce [bytes]; repetitions.
+#: RATE limits the bandwidth of each host in each direction. An all-reduce of REDUCED bytes is
+#: repeated TIMES times.
 RATE, REDUCED, TIMES = "100mbit", 1 << 22, 7
 
 #: Substrings of the command lines of a cluster's processes.
@@ -39,14 +40,22 @@ _OURS = ("distkit_hosts.remote.agent", "distkit.imports", "ipyparallel")
 
 FIGURES = {
     "start_distkit / start_ipyparallel": Figure(
-        "start of 3 x 2 ranks over SSH to the first all_reduce",
+        "from the start of 3 x 2 ranks over SSH to the first all_reduce",
         "s",
         reference="ipyparallel's SSH cluster, torch, gloo",
         limit=0.5,
         target=0.25,
     ),
-    "hang": Figure("hang on 3 hosts to its error", "s", absolute=True, limit=2.0, target=0.5),
-    "partition": Figure("silent partition to its error", "s", absolute=True, limit=5.0, target=2.0),
+    "hang": Figure(
+        "from the start of a program that hangs on 3 hosts to its error",
+        "s",
+        absolute=True,
+        limit=2.0,
+        target=0.5,
+    ),
+    "partition": Figure(
+        "from a silent partition to its error", "s", absolute=True, limit=5.0, target=2.0
+    ),
     "left": Figure(
         f"processes left {EXIT_GRACE:.0f} s after the kernel was killed or a link was cut",
         "processes",
@@ -209,8 +218,8 @@ def start_ipyparallel() -> None:
 
 
 def _address(target: str) -> str:
-    """Return the address from which this host reaches another."""
-    import socket  # on an engine
+    """Return this host's address on the route to another host."""
+    import socket  # the function also runs on an engine
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
@@ -274,7 +283,7 @@ def measure_hangs() -> None:
 
 
 def _times() -> Samples:
-    """Return the times of alternating all-reduces [s], each from the slowest rank."""
+    """Return the times of alternating all-reduces on the slowest rank [s]."""
     import torch
     import torch.distributed as dist
 

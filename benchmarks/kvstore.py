@@ -19,8 +19,9 @@ from benchmarks.figure import Figure, figure
 #: Numbers of workers and servers.
 CLUSTERS = ((2, 1), (4, 2))
 
-#: Number of round trips by mode and bytes; number of training steps by mode.
+#: Number of round trips, by mode and bytes.
 TRIPS = {("dist_sync", 4 << 20): 12, ("dist_sync", 64 << 20): 2, ("dist_async", 1 << 10): 300}
+#: Number of training steps, by mode.
 STEPS = {"dist_sync": 150, "dist_async": 150}
 BATCH, RATE = 32, 0.1
 
@@ -62,7 +63,7 @@ def _measure(
     reps: int,
     log: Callable[[str], None],
 ) -> Samples:
-    """Return the times of distkit, of MXNet or the echo, and of TensorFlow if configured [s]."""
+    """Return the times of distkit, MXNet (or the echo) and TensorFlow (if it is configured) [s]."""
     from distkit.cluster.cluster import Cluster
 
     samples: Samples = {OURS: {}}
@@ -95,22 +96,22 @@ def _figures(setup: str, workers: int, samples: Samples) -> list[Figure]:
     """Return figures of distkit's times, compared with MXNet's or the echo's."""
     figures = []
     reference = kvstore_peers.MXNET if kvstore_peers.MXNET in samples else kvstore_peers.ECHO
-    for what, seconds in samples[OURS].items():
+    for task, seconds in samples[OURS].items():
         limits: dict[str, Any] = {}
-        if what == "step":
+        if task == "step":
             rate = workers * BATCH / median(seconds)
             name = f"training step of the digits MLP, {setup} ({rate:,.0f} samples/s)"
             limits = {"limit": 1.0, "target": 0.5}
         else:
-            rate = 2 * int(what) / median(seconds) / 1e6
-            name = f"push + pull of {_size(int(what))}, {setup} ({rate:,.4g} MB/s per worker)"
-            limits = dict(zip(("limit", "target"), _LIMITS[int(what)], strict=True))
+            rate = 2 * int(task) / median(seconds) / 1e6
+            name = f"push + pull of {_size(int(task))}, {setup} ({rate:,.4g} MB/s per worker)"
+            limits = dict(zip(("limit", "target"), _LIMITS[int(task)], strict=True))
         if reference != kvstore_peers.MXNET:
-            limits = {}  # the limits apply to MXNet only
+            limits = {}  # the limits apply only to MXNet
         figures.append(
-            figure(name, "us", _us(seconds), reference, _us(samples[reference].get(what)), **limits)
+            figure(name, "us", _us(seconds), reference, _us(samples[reference].get(task)), **limits)
         )
-        if what == "step":
+        if task == "step":
             figures += _compare_with_tensorflow(
                 name, seconds, samples.get(kvstore_tensorflow.NAME, {})
             )
@@ -129,11 +130,11 @@ def _compare_with_tensorflow(name: str, seconds: list[float], reference: Seconds
             name,
             "us",
             _us(seconds),
-            f"{kvstore_tensorflow.NAME} ({what})",
+            f"{kvstore_tensorflow.NAME} ({task})",
             _us(times),
-            **limits.get(what, {}),
+            **limits.get(task, {}),
         )
-        for what, times in reference.items()
+        for task, times in reference.items()
     ]
 
 
@@ -142,11 +143,11 @@ def on_worker(mode: str, job: tuple[str, Any], data: Any) -> dict[Any, float]:
     from distkit import kvstore
 
     kv = kvstore.create(mode)
-    kind, what = job
+    kind, calls_or_steps = job
     if kind == "trips":
         kv.set_optimizer(kvstore.SGD(learning_rate=0.5))
-        return {size: _trip(kv, size, calls) for size, calls in what.items()}
-    return {"step": _train(kv, what, *data)}
+        return {size: _trip(kv, size, calls) for size, calls in calls_or_steps.items()}
+    return {"step": _train(kv, calls_or_steps, *data)}
 
 
 def _trip(kv: Any, size: int, calls: int) -> float:

@@ -19,7 +19,7 @@ from distkit.errors import DistkitError
 MXNET = "MXNet 1.9.1's"
 ECHO = "a bare ZeroMQ echo's (MXNet's: set DISTKIT_MXNET_PYTHON)"
 
-#: A program for MXNet's Python, which runs and times a job for each line of its input.
+#: A program for MXNet's Python. It runs and times a job for each line of its input.
 _MXNET_PROGRAM = """
 import json, os, sys, time
 replies = os.fdopen(os.dup(1), "w")
@@ -102,7 +102,7 @@ for line in sys.stdin:
 
 
 class Reference(Protocol):
-    """A running reference implementation."""
+    """A running program with which distkit is compared."""
 
     name: str
 
@@ -225,10 +225,10 @@ class Echo:
 
     def run(self, job: tuple[str, Any]) -> list[dict[Any, float]]:
         """Return the time of one worker's round trips [s], or nothing for training."""
-        kind, what = job
+        kind, trips = job
         if kind != "trips":
             return [{}]
-        return [{size: _echo(size, calls) for size, calls in what.items()}]
+        return [{size: _echo(size, calls) for size, calls in trips.items()}]
 
 
 def _echo(size: int, calls: int) -> float:

@@ -79,7 +79,7 @@ class Lab:
         try:
             with urlopen(f"{self.url}/api/status?token={self.token}", timeout=5):
                 return True
-        except (OSError, HTTPException):  # not yet, or too busy to respond
+        except (OSError, HTTPException):  # still starting, or too busy to respond
             return False
 
 
@@ -104,7 +104,7 @@ def serve(
     Args:
         root: the folder with the notebooks.
         home: a folder for the log.
-        environ: the server's whole environment, with :func:`isolated_environment`.
+        environ: the server's entire environment, including :func:`isolated_environment`.
         prefix: a command that executes its arguments.
 
     Raises:
@@ -127,7 +127,7 @@ def serve(
         server.terminate()
         try:
             server.wait(60)
-        except subprocess.TimeoutExpired:  # it may lack memory
+        except subprocess.TimeoutExpired:  # the machine may be short of memory
             server.kill()
             server.wait()
 
@@ -182,7 +182,7 @@ def browse() -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
-            # requests to other hosts fail; blocking them with Playwright would slow down all others
+            # requests to other hosts fail; Playwright's routes would also slow down local requests
             args=["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
         )
         try:

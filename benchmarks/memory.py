@@ -17,7 +17,7 @@ from benchmarks.figure import Figure, fill
 from benchmarks.start import FIRST, STOCK
 from distkit.errors import DistkitError
 
-#: Delay between the first all_reduce and the measurement [s].
+#: Delay before each measurement [s].
 SETTLE = 1.0
 
 #: A cluster that is first idle and then running.

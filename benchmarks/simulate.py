@@ -14,11 +14,12 @@ from benchmarks.figure import Figure, fill
 
 RANKS, MANY, GPUS = 4096, 1_000_000, 9_600
 
-#: Numbers of ranks and sizes of tensors [bytes] that are predicted and measured.
+#: Numbers of ranks for which times are predicted and measured.
 GROUPS = (2, 3, 4, 8)
+#: Sizes of tensors for which times are predicted and measured [bytes].
 TENSORS = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 
-#: Numbers of ranks and batch sizes at which the training speedup is predicted.
+#: Numbers of ranks and batch sizes for which the training speedup is predicted.
 SPEEDUP: dict[str, Any] = {"ranks": [1, 2, 4], "batch": [32, 256, 1024]}
 
 FIGURES = {
@@ -116,13 +117,13 @@ def predict_and_measure(n: int, tensors: Sequence[int], reps: int) -> list[dict[
 
     names = list(dk.algorithms.ALL_REDUCES)
     results = dk.run_ranks(interleave_on_rank, n, names, tensors, SIZES, reps, record=False).results
-    machine = MeasuredNetwork.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
+    network = MeasuredNetwork.of(SIZES, [*zip(*(batches for batches, _ in results), strict=True)])
     return [
         {
             "algorithm": name,
             "ranks": n,
             "bytes": nbytes,
-            "predicted": float(finish_times(name, n, nbytes, machine).max()),
+            "predicted": float(finish_times(name, n, nbytes, network).max()),
             "measured": float(
                 lower_quartile(np.mean([measured[name][nbytes] for _, measured in results], 0))
             ),

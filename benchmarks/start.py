@@ -14,7 +14,7 @@ from benchmarks.driver import Driver, Log, interleave
 from benchmarks.figure import Figure, fill
 from benchmarks.house import size
 
-#: Number of warm runs, and of imports, per repetition of the slow measurements.
+#: There are WARM warm runs and IMPORTS imports per repetition of the slow measurements.
 WARM, IMPORTS = 12, 4
 
 FIRST = """
@@ -97,7 +97,7 @@ while request():
     reply(max(float(file.read_text()) for file in Path(folder).glob("rank*")) - start)
 """
 
-#: Times the first DDP run of a cluster that was idle for five seconds.
+#: Times the first DDP run of a cluster that has been idle for five seconds.
 DDP = (
     FIRST
     + """
@@ -133,21 +133,21 @@ reply(sorted({*loaded(), *sum(files, [])}))
 )
 
 _TORCH, _STOCK = 'python -c "import torch"', "stock ipyparallel.Cluster(n=4)"
-_FIRST = "Cluster(4) in a fresh process to its first all_reduce"
+_FIRST = "from Cluster(4) in a fresh process to its first all_reduce"
 _ACCELERATE = "accelerate's notebook_launcher"
 
 FIGURES = {
     "cluster / torch": Figure(_FIRST, "s", reference=_TORCH, limit=1.15, target=1.05),
     "cluster / stock": Figure(_FIRST, "s", reference=_STOCK, limit=0.25),
     "run / accelerate": Figure(
-        "cluster.run(fn), 4 ranks, warm, to its first all_reduce",
+        "from cluster.run(fn) on 4 ranks, warm, to its first all_reduce",
         "s",
         reference=_ACCELERATE,
         limit=0.8,
         target=0.5,
     ),
     "run_ranks / accelerate": Figure(
-        "run_ranks(fn, 4), warm, to its first all_reduce",
+        "from run_ranks(fn, 4), warm, to its first all_reduce",
         "s",
         reference=_ACCELERATE,
         limit=1.5,

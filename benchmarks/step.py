@@ -44,7 +44,7 @@ FIGURES = {
         limit=1.0,
     ),
     "p95": Figure(
-        "click on Next in JupyterLab to the updated view, 95th percentile",
+        "from a click on Next in JupyterLab to the updated view, 95th percentile",
         "ms",
         limit=120,
         absolute=True,

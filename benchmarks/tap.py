@@ -18,7 +18,8 @@ from benchmarks.figure import Figure, fill
 #: Name of the gloo thread that polls the sockets.
 POLLING = "gloo_tcp_loop"
 
-#: Numbers of warm-up calls, timed DDP steps, timed all-reduces, and elements in an all-reduce.
+#: WARM calls precede the timed ones, which are STEPS DDP steps or CALLS all-reduces of NUMBERS
+#: elements.
 WARM, STEPS, CALLS, NUMBERS = 50, 300, 1000, 9_000
 
 _PLAIN = "the same without recording"
@@ -57,8 +58,8 @@ def _run(record: bool) -> dict[str, float]:
     kind = "" if record else "plain "
     times: dict[str, float] = {}
     for name, fn in (("step", train), ("call", reduce)):
-        wall, busy = zip(*dk.run_ranks(fn, 2, record=record).results, strict=True)
-        times |= {f"{kind}{name}": 1e3 * max(wall), f"{kind}{name} cpu": 1e3 * sum(busy) / 2}
+        wall, cpu = zip(*dk.run_ranks(fn, 2, record=record).results, strict=True)
+        times |= {f"{kind}{name}": 1e3 * max(wall), f"{kind}{name} cpu": 1e3 * sum(cpu) / 2}
     return times
 
 
@@ -101,14 +102,14 @@ def _time_calls(call: Callable[[int], object], calls: int) -> tuple[float, float
     for n in range(WARM):
         call(n)
     dist.barrier()
-    start, busy = time.perf_counter(), _busy()
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
     for n in range(calls):
         call(n)
     dist.barrier()
-    return (time.perf_counter() - start) / calls, (_busy() - busy) / calls
+    return (time.perf_counter() - start) / calls, (_cpu_seconds() - cpu_start) / calls
 
 
-def _busy() -> float:
+def _cpu_seconds() -> float:
     """Return this process's CPU time [s]; on Linux, without that of gloo's polling thread."""
     if not Path("/proc/self/schedstat").exists():
         return time.process_time()

@@ -20,7 +20,8 @@ from benchmarks import kvstore_peers
 from benchmarks.driver import Log, interleave
 from benchmarks.figure import Figure, fill
 
-#: Number of ranks; batch size per rank; steps per repetition; learning rate.
+#: BATCH is the batch size per rank, STEPS is the number of steps per repetition, and RATE is the
+#: learning rate.
 RANKS, BATCH, STEPS, RATE = 4, 32, 300, 0.2
 
 _NAME = f"sync-SGD, digits MLP, {RANKS} ranks: time per sample"
@@ -119,7 +120,8 @@ for step in range(int(steps) + 20):
     optimizer.zero_grad()
     F.cross_entropy(net(images), labels).backward()
     optimizer.step()
-sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")  # a single write
+# the ranks share the output: write each line at once
+sys.stdout.write(f"seconds {(time.perf_counter() - start) / steps}\\n")
 dist.barrier()  # gloo may abort a rank whose peers have exited
 dist.destroy_process_group()
 """

@@ -1,7 +1,7 @@
 """Time to the first picture, frame time and live lag of the timeline in JupyterLab.
 
-The first picture is timed from running the cell ``Timeline(trace)`` to painting in a headless
-browser. A live run is synchronous SGD on four ranks. The *lag* is the time from the recording of
+The first picture is timed from running the cell ``Timeline(trace)`` until a headless browser has
+painted it. A live run is synchronous SGD on four ranks. The *lag* is the time from the recording of
 an event until the browser has painted it (all processes of a host share one clock). The *cost*
 compares the samples/s of two recorded runs, one with a view and one without. The kernel and the
 browser share the CPUs with the ranks.
@@ -25,7 +25,8 @@ from distkit.events import Event, Op, State
 from distkit.trace.info import RunInfo
 from distkit.trace.trace import Trace
 
-#: Numbers of ranks and events of long traces; of ranks, warm-up steps and steps of the live run.
+#: Long traces have RANKS ranks, and SIZES are their numbers of events. A live run has LIVE ranks,
+#: WARM warm-up steps and STEPS timed steps.
 RANKS, SIZES = 8, (100_000, 1_000_000)
 LIVE, WARM, STEPS = 4, 50, 1000
 
@@ -104,20 +105,21 @@ submit(WARM).wait()
 """
 #: Indices of the cells after the first, and their sources.
 _WITH, _WITHOUT, _SAVE, _STOP = 1, 2, 3, 4
-_TEXTS = "Watched(submit())", "submit(); None", "save_result()", "cluster.stop()"
+_CELLS = "Watched(submit())", "submit(); None", "save_result()", "cluster.stop()"
 
-_OPEN = "{:,} events: Timeline(trace) to first picture"
+_OPEN = "{:,} events: from Timeline(trace) to the first picture"
 
 FIGURES = {
     "open 100000": Figure(_OPEN.format(SIZES[0]), "ms"),
     "open 1000000": Figure(_OPEN.format(SIZES[1]), "ms"),
+    # the limit is two frames of a 60 Hz screen, and the target is one frame
     "frame": Figure(
         "pan and zoom at 100,000 events: time of a frame",
         "ms",
         limit=33.4,
         target=16.8,
         absolute=True,
-    ),  # two frames and one frame of a 60 Hz screen
+    ),
     "lag": Figure(
         "lag of a live view behind a running 4-rank job, 95th percentile",
         "ms",
@@ -205,7 +207,7 @@ def _write_traces(root: Path) -> None:
 
 def _live(reps: int, log: Log) -> Samples:
     """Return the lag [ms] and the cost [%] from ``reps`` pairs of runs."""
-    with lab.open_notebook(_SETUP, *_TEXTS) as (page, root):
+    with lab.open_notebook(_SETUP, *_CELLS) as (page, root):
         page.evaluate(_WATCH_PAINTS)
         lab.run_cell(page, 0)
         samples = interleave("views: live", reps, log, lambda: _pair(page, root / "results.jsonl"))

@@ -69,7 +69,7 @@ def tests() -> list[Test]:
 
 
 def _gpu_tests_in(file: Path) -> Iterator[Test]:
-    """Yield a file's tests marked ``gpu`` directly, by its pytestmark, or by a device parameter."""
+    """Yield the file's tests that a decorator, ``pytestmark`` or a parameter marks with ``gpu``."""
     tree = ast.parse(file.read_text())
     values = {
         ast.unparse(node.targets[0]): ast.unparse(node.value)
@@ -96,7 +96,7 @@ def render_text(reports: list[dict[str, Any]]) -> str:
     figures = {f["name"]: f for report in reports for f in report.get("figures", [])}
     results: dict[tuple[str, str], str] = {}
     for report in reports:
-        worst: dict[tuple[str, str], str] = {}  # over all parameters of a test
+        worst: dict[tuple[str, str], str] = {}  # the worst result of a parametrized test
         for test in report.get("tests", []):
             key = test["file"], test["name"]
             worst[key] = min(worst.get(key, test["result"]), test["result"], key=_WORST_FIRST.index)

@@ -11,8 +11,8 @@ from benchmarks.published.tables import GB, KB, MB
 from distkit_simulation import cost
 from distkit_simulation.network import Link
 
-#: The terms of the time for K bytes in one regime: 1, K, and √K if chunks are pipelined, because
-#: the time with the best number of chunks is (√(latency) + √(K·beta))².
+#: The terms of the time for K bytes in one regime: 1, K, and √K. The last term is for pipelined
+#: chunks: the time with the best number of chunks is (√(latency) + √(K·beta))².
 _TERMS: list[Callable[[float], float]] = [lambda k: 1.0, lambda k: k, math.sqrt]
 
 
@@ -78,7 +78,7 @@ def _infiniband() -> list[Row]:
 
 
 def _roce() -> list[Row]:
-    """Assume that a ring saturates the NICs, and a tree reaches NCCL's fraction of a ring."""
+    """Assume that a ring saturates the NICs, and a tree has NCCL_TREE times this bandwidth."""
     bandwidth = 4 * 400 / 8
     predicted = {"ring": bandwidth, "tree": tables.NCCL_TREE * bandwidth}
     return [

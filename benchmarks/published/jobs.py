@@ -27,11 +27,12 @@ from distkit_simulation.network import Link
 
 #: Bandwidth of a host's NICs in vTrain's and Megatron's clusters [bytes/s].
 NIC_BANDWIDTH = {"vTrain": 100e9, "Megatron": 200e9}
-#: Relative error above which a run has less weight in the fit, because some runs were disturbed.
+#: Relative error above which a run has less weight in the fit. Such runs may have been disturbed.
 USUAL = 0.08
 
 
-#: Megatron's recomputation of everything, or only of attention with sequence parallelism.
+#: Megatron's configurations: FULL recomputes everything. SELECTIVE recomputes only attention, and
+#: uses sequence parallelism.
 FULL: dict[str, Any] = {"recompute": "full"}
 SELECTIVE: dict[str, Any] = {"recompute": "selective", "sequence_parallel": True}
 

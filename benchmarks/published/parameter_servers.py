@@ -22,7 +22,7 @@ def rows() -> list[Row]:
 
 
 def _null_steps() -> list[Row]:
-    """Predict a constant plus a time per additional worker and the busiest machine's transfer time.
+    """Add a constant, a time per additional worker, and the busiest machine's transfer time.
 
     The constant and the time per worker are fitted on the scalar rows, and the bandwidth on one
     worker that transfers 1 GB.

@@ -62,7 +62,7 @@ def chunks(model: str) -> int:
 def share_of_weights(model: str) -> float:
     """Return the share of the weights' gradients at which 1F1B and ZB-1P compute equally fast.
 
-    The bubble of ZB-1P is (p-1)(F + I - W), that of 1F1B (p-1)(F + I + W).
+    The bubble of ZB-1P is (p-1)(F + I - W), and that of 1F1B is (p-1)(F + I + W).
     """
     m, rates = MICROBATCHES[0], tables.ZERO_BUBBLE[model]
     speed = rates["1F1B"][0] * (1 + PIPELINES["1f1b"].bubble_ratio(RANKS, m))
@@ -75,7 +75,7 @@ def _own_constant() -> list[Row]:
     for model, rates in tables.ZERO_BUBBLE.items():
         weights, v = share_of_weights(model), chunks(model)
         steps = {
-            "ZB-2P": list(map(float, MICROBATCHES)),  # no bubble, for twice the activations
+            "ZB-2P": list(map(float, MICROBATCHES)),  # no bubble, but twice the activations
             "ZB-1P": [seconds("zero_bubble", m, weights=weights) for m in MICROBATCHES],
             "1F1B": [seconds("1f1b", m) for m in MICROBATCHES],
             "1F1B-I": [seconds("interleaved", m, v) for m in MICROBATCHES],
@@ -105,13 +105,13 @@ def _interleaving(model: str, message: float, fitted: int) -> list[Row]:
 
 
 def _activations(model: str) -> float:
-    """Return the bytes of a message, up to a factor."""
+    """Return the bytes of a message, up to a constant factor."""
     _, hidden, samples = tables.ZERO_BUBBLE_MODELS[model]
     return float(hidden * samples)
 
 
 def _work(model: str) -> float:
-    """Return the time of a micro-batch [s], up to a factor."""
+    """Return the time of a micro-batch, up to a constant factor."""
     return tables.ZERO_BUBBLE_MODELS[model][2] / tables.ZERO_BUBBLE[model]["1F1B"][0]
 
 

@@ -52,8 +52,8 @@ P3DN = {2: 163.4, 4: 319.4, 8: 631.3}
 #: lines for 2 and 4 workers, inside a node, exceed the bandwidth of the wire and are omitted.
 INFINIBAND = {8: (9.75e-5, 3.06e-10), 16: (2.358e-4, 4.06e-10)}
 
-#: NCCL's own constants for the Simple protocol on a ring [µs]: a PCIe hop, a network hop, and
-#: the factor on latency over several nodes.
+#: NCCL's own constants for the Simple protocol on a ring. NCCL_PCIE and NCCL_NET are the times of a
+#: PCIe hop and of a network hop [µs]. NCCL_PLATEAU multiplies the latency over several nodes.
 NCCL_PCIE, NCCL_NET, NCCL_PLATEAU = 5.7, 9.6, 1.9
 #: NCCL's ratio of a tree's bandwidth to a ring's.
 NCCL_TREE = 0.9
@@ -179,10 +179,10 @@ P2_SERVED = {
 
 # -- jobs ---------------------------------------------------------------------------------
 
-#: Megatron on A100 with 80 GB, 2,048 tokens (Korthikanti et al., 2022): layers, width, heads, tp,
-#: pp, chunks, batch, micro-batch; seconds of a step with full recomputation, and with selective
-#: and sequence parallelism; GiB of the states, of all activations, and of the activations with
-#: selective recomputation.
+#: Megatron on A100 with 80 GB, 2,048 tokens per sample (Korthikanti et al., 2022). Each value has
+#: three tuples: (layers, width, heads, tp, pp, chunks, batch, micro-batch); the time of a step [s]
+#: with full recomputation, and with selective recomputation and sequence parallelism; and the size
+#: [GiB] of the states, of all activations, and of the activations with selective recomputation.
 MEGATRON = {
     "22B": ((48, 6144, 64, 8, 1, 1, 4, 4), (1.42, 1.10), (45.5625, 59.25, 9.5625)),
     "175B": (
@@ -209,9 +209,9 @@ NOT_PREDICTED = {
     "10 Gb/s Ethernet lines of MG-WFBP": "they exceed the wire's bandwidth",
     "Summit, double binary trees": "published as a plot only",
     "Horovod over TCP; its 50% of a parameter server": "servers and TCP streams are not stated",
-    "DDP's gains from overlap": "shares of step times that are not stated",
+    "DDP's gains from overlap": "fractions of step times, which are not stated",
     "BytePS's gains": "the number of CPU machines is not stated; its formula is tested exactly",
-    "MLPerf, Tencent, Sony, DAWNBench": "times to train, which mix in epochs",
+    "MLPerf, Tencent, Sony, DAWNBench": "times to train, which also depend on the number of epochs",
     "TensorFlow's sparse null steps": "the rows' size is not stated",
     "Inception-v3 on 200 workers, 17 servers": "no row with one worker to fit",
     "Poseidon": "speed-ups without step times",

@@ -110,7 +110,7 @@ def _p2() -> list[Row]:
 
 
 def _horovod() -> list[Row]:
-    """Assume that from 128 to 512 GPUs only latency grows, by NCCL's constants per buffer."""
+    """Assume that only latency grows from 128 to 512 GPUs; NCCL's constants determine how much."""
     predictions = []
     for name, (nbytes, rate, few, many) in tables.HOROVOD.items():
         step = 64 / rate
@@ -133,7 +133,7 @@ def _latency(n: int) -> float:
 
 
 def _facebook() -> list[Row]:
-    """Assume an all-reduce at wire speed that backward overlaps, except for the last bucket."""
+    """Assume an all-reduce at wire speed; only its last bucket does not overlap with backward."""
     backward, step, nbytes = 0.120, 0.180, 100e6
     sync = float(cost.ring(32, nbytes, Link.of(0, 50e9 / 8)))
     predicted = step / (step + float(cost.exposed(sync, backward, buckets=nbytes / 25e6)))

@@ -37,7 +37,7 @@ def _column(channels: int, convs: list[Conv]) -> list[int]:
 
 
 def inception_v3(classes: int = 1001) -> list[int]:
-    """Return the bytes of each weight array, the classifier's last.
+    """Return the bytes of each weight array; the classifier's array is the last.
 
     >>> sizes = inception_v3()
     >>> len(sizes), max(sizes), round(sum(sizes) / 1e6)
