@@ -1,7 +1,7 @@
 """Four demonstrations on real ranks and real data: send, reduce, train, serve.
 
-``distkit demo`` runs them. The ranks' programs come first, in plain ``torch.distributed``, so that
-you can read and copy them.
+``distkit demo`` runs them. The functions that the ranks run come first, so that you can read and
+copy them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def batches() -> Iterable[tuple[Tensor, Tensor]]:
         yield images[i : i + BATCH], labels[i : i + BATCH]
 
 
-def train_in_step(epochs: int = EPOCHS) -> dict[str, Any]:
+def train_synchronously(epochs: int = EPOCHS) -> dict[str, Any]:
     """Train with synchronous data-parallel SGD, each rank on its shard."""
     net, losses = model(), []
     sync_initial_weights(net)
@@ -89,7 +89,7 @@ def train_with_servers(mode: str, epochs: int = PS_EPOCHS) -> dict[str, Any]:
     keys, weights = zip(*net.named_parameters(), strict=True)
     kv = kvstore.create(mode)
     kv.init(keys, weights)
-    # the servers add the workers' gradients; dividing turns the sum into a mean
+    # dist_sync sums the workers' gradients, so dividing the learning rate averages them
     kv.set_optimizer(kvstore.SGD(learning_rate=LR / kv.num_workers))
     for images, labels in [*batches()] * epochs:
         kv.pull(keys, out=weights)
@@ -147,7 +147,7 @@ def all_reduce() -> Result:
 
 def sync_sgd() -> Result:
     """Train replicas of a 64-128-10 perceptron on digits with synchronous SGD."""
-    run = run_ranks(train_in_step, RANKS)
+    run = run_ranks(train_synchronously, RANKS)
     losses = torch.tensor([r["losses"] for r in run.results]).mean(0).tolist()
     lines = [
         f"{len(losses)} steps of {RANKS} x {BATCH} images: {_progress(losses, run.results)}",

@@ -1,4 +1,4 @@
-"""Estimate the difference between two hosts' clocks from round trips. No side effects.
+"""Estimate the difference between two hosts' clocks from round trips, without I/O.
 
 Let θ be a host's clock minus the reference clock. A message that the reference sent at s and the
 host received at r took some time, so θ < r − s. A message in the other direction, sent at s by the
@@ -96,7 +96,7 @@ class PeerClock:
 
 
 class LiveClocks:
-    """Converts the times of a run's ranks, while the estimates of their clocks improve."""
+    """Converts ranks' times to this host's clock, with estimates that improve during a run."""
 
     def __init__(self) -> None:
         self._clocks: dict[int, Offset] = {}  # the estimate in use for each rank

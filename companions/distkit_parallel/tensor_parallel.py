@@ -78,8 +78,8 @@ def _shard(whole: Tensor, dim: int, group: Group) -> Tensor:
     n = dist.get_world_size(group)
     if whole.shape[dim] % n:
         raise LayoutError(
-            f"{whole.shape[dim]} features on {n} tensor-parallel ranks: use a multiple of {n}. "
-            f"To check this in advance, use distkit_parallel.Layout(tp={n}, "
-            f"hidden={whole.shape[dim]})"
+            f"{whole.shape[dim]} features cannot be divided evenly among {n} tensor-parallel "
+            f"ranks. Use a multiple of {n}. To check this in advance, use "
+            f"distkit_parallel.Layout(tp={n}, hidden={whole.shape[dim]})"
         )
     return whole.detach().chunk(n, dim)[dist.get_rank(group)].clone()

@@ -1,7 +1,7 @@
 """Collectives other than all-reduce: schedules and reference implementations.
 
-A reference implementation has the contract of its ``torch.distributed`` counterpart and can replace
-it; :mod:`~distkit.algorithms.contract` ensures this. :func:`copy_to_ranks` and
+A reference implementation follows the contract of its ``torch.distributed`` counterpart, and can
+replace it in calls that are not asynchronous. :func:`copy_to_ranks` and
 :func:`sum_of_ranks` have gradients: the backward pass of each is the other's forward pass.
 """
 
@@ -43,8 +43,8 @@ COLLECTIVES = Algorithms()
 # -- rooted collectives ----------------------------------------------------------------
 
 
-def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]], int]:
-    """Return this rank's node in the binomial tree whose root is the world rank ``root``.
+def tree_neighbors(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]], int]:
+    """Return this rank's place in the binomial tree whose root is the world rank ``root``.
 
     Returns:
         The group ranks of the root and of the parent; the children as pairs of group rank and
@@ -53,7 +53,7 @@ def node(root: int, group: Group) -> tuple[int, int | None, list[tuple[int, int]
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     group_root = dist.get_group_rank(group or _get_default_group(), root)
     position = (rank - group_root) % n  # relative to the root
-    lowest = position & -position if position else highest_bit(2 * n - 1)  # lowest bit that is 1
+    lowest = position & -position if position else highest_bit(2 * n - 1)  # lowest set bit
     children = [((rank + bit) % n, bit) for bit in reversed(bits(lowest)) if position + bit < n]
     parent = (rank - lowest) % n if position else None
     return group_root, parent, children, min(lowest, n - position)
@@ -96,7 +96,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
         0 ─────► 2       4 ─────► 6
         0 ► 1    2 ► 3   4 ► 5    6 ► 7
 
-    ⌈lg n⌉(α + Kβ): no algorithm needs fewer rounds.
+    Cost: ⌈lg n⌉(α + Kβ); no algorithm needs fewer rounds.
 
     Args:
         tensor: K bytes, with the same shape on every rank.
@@ -107,7 +107,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> None:
         Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in
         MPICH", 2005.
     """
-    _, parent, children, _ = node(src, group)
+    _, parent, children, _ = tree_neighbors(src, group)
     if parent is not None:
         recv(tensor, parent, group)
     for child, _ in children:
@@ -133,7 +133,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
     """Reduce to rank ``dst``, as ``dist.reduce`` does; other ranks' tensors do not change.
 
     Partial results move up the binomial tree of :func:`broadcast`, from the leaves to the root.
-    ⌈lg n⌉(α + Kβ + Kγ).
+    Cost: ⌈lg n⌉(α + Kβ + Kγ).
 
     Args:
         tensor: K bytes, with the same shape on every rank.
@@ -144,7 +144,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: ReduceOp = SUM, group: Group = None
     Source:
         Thakur, Rabenseifner & Gropp, 2005.
     """
-    _, parent, children, _ = node(dst, group)
+    _, parent, children, _ = tree_neighbors(dst, group)
     partial, recv_buffer = tensor if parent is None else tensor.clone(), empty_like(tensor)
 
     for child, _ in reversed(children):
@@ -178,7 +178,7 @@ def scatter(
         0 ──── 4 5 6 7 ────► 4      round 0
         0 ─ 2 3 ─► 2   4 ─ 6 7 ─► 6
 
-    ⌈lg n⌉α + (n-1)/n Kβ.
+    Cost: ⌈lg n⌉α + (n-1)/n Kβ.
 
     Args:
         tensor: receives this rank's part; K/n bytes.
@@ -190,7 +190,7 @@ def scatter(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, parent, children, subtree = node(src, group)
+    root, parent, children, subtree = tree_neighbors(src, group)
     if parent is None:
         parts = cat([scatter_list[(root + i) % n] for i in range(n)])  # type: ignore[index]
     else:
@@ -220,7 +220,7 @@ def gather(
 ) -> None:
     """Gather the tensors of all ranks on rank ``dst``, as ``dist.gather`` does.
 
-    The tensors move up the tree of :func:`scatter`. ⌈lg n⌉α + (n-1)/n Kβ.
+    The tensors move up the tree of :func:`scatter`. Cost: ⌈lg n⌉α + (n-1)/n Kβ.
 
     Args:
         tensor: this rank's part; K/n bytes.
@@ -232,7 +232,7 @@ def gather(
         Thakur, Rabenseifner & Gropp, 2005.
     """
     n, size = dist.get_world_size(group), len(tensor)
-    root, parent, children, subtree = node(dst, group)
+    root, parent, children, subtree = tree_neighbors(dst, group)
     parts = tensor.new_empty(subtree * size)
     parts[:size] = tensor
 
@@ -260,7 +260,7 @@ def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None) -
     """Gather the tensors of all ranks on every rank, as ``dist.all_gather`` does.
 
     This is the second half of a ring all-reduce: each rank forwards the tensor that it last
-    received. (n-1)α + (n-1)/n Kβ.
+    received. Cost: (n-1)α + (n-1)/n Kβ.
 
     Args:
         tensor_list: receives one tensor per rank, K bytes in total.
@@ -293,7 +293,7 @@ def reduce_scatter(
     """Reduce the i-th tensors of all ranks to the i-th rank, as ``dist.reduce_scatter`` does.
 
     This is the first half of a ring all-reduce, shifted by one chunk: rank r ends with chunk r.
-    (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
+    Cost: (n-1)α + (n-1)/n Kβ + (n-1)/n Kγ.
 
     Args:
         output: receives the result; K/n bytes.
@@ -316,7 +316,7 @@ def reduce_scatter(
 
 
 def all_to_all_schedule(n: int) -> Schedule:
-    """Yield the rounds of a pairwise exchange; rank i sends chunk n·i + j, of n², to rank j."""
+    """Yield the rounds of a pairwise exchange; rank i sends chunk n·i + j of n² to rank j."""
     r = np.arange(n)
     for s in range(1, n):
         dst = (r + s) % n
@@ -338,7 +338,7 @@ def all_to_all(
     """Send the i-th tensor to the i-th rank, like a transpose, as ``dist.all_to_all`` does.
 
     *Pairwise exchange*: in round s, each rank sends to the rank s places to its right and receives
-    from the rank s places to its left. (n-1)α + (n-1)/n Kβ, where K is the size of one rank's
+    from the rank s places to its left. Cost: (n-1)α + (n-1)/n Kβ, where K is the size of one rank's
     tensors; in the catalog's formula, it is the size of all ranks' tensors.
 
     Args:
@@ -381,7 +381,7 @@ def barrier(group: Group = None) -> None:
 
         r ──► r+1,  r ──► r+2,  r ──► r+4, …
 
-    ⌈lg n⌉α, with empty messages.
+    Cost: ⌈lg n⌉α, with empty messages.
 
     Args:
         group: the process group; None means the default group.

@@ -1,7 +1,7 @@
 """The events of a trace in columns, one array per field, for traces with millions of events.
 
 Most fields have the same values in many events. Each combination of these values is a *category*,
-which is stored once. :class:`Table` is also a sequence of events, which are created on demand.
+which is stored once. :class:`Table` is also a sequence of events, created on first access.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Table(Sequence[Event]):
         all_tables = [cls.from_events(()), *tables]
         codes: dict[Category, int] = {}
         category = [
-            t.each(codes.setdefault(c, len(codes)) for c in t.categories) for t in all_tables
+            t.expand(codes.setdefault(c, len(codes)) for c in t.categories) for t in all_tables
         ]
         return cls(
             np.concatenate([t.rank for t in all_tables]),
@@ -107,7 +107,7 @@ class Table(Sequence[Event]):
         """Return the events in time order."""
         return self.take(np.lexsort((self.seq, self.rank, self.time)))
 
-    def each(self, values: Iterable[Any]) -> NDArray[Any]:
+    def expand(self, values: Iterable[Any]) -> NDArray[Any]:
         """Expand one value per category to one value per event."""
         return np.array([*values] or [0])[self.category]
 
@@ -142,7 +142,7 @@ class Table(Sequence[Event]):
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the source lines of all events."""
+        """Yield the source lines of all events, possibly repeated or empty."""
         for category in self.categories:
             attributes = category.attributes
             yield from (category.where, *map(attributes.get, LINES), *attributes.get(STACK, ()))

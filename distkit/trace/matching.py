@@ -73,7 +73,7 @@ class Operations:
         operation = np.cumsum(is_first) - 1
         started, blocked = (
             np.flatnonzero(
-                table.each(category.state is state for category in table.categories)[order]
+                table.expand(category.state is state for category in table.categories)[order]
             )
             for state in (State.STARTED, State.BLOCKED)
         )
@@ -82,13 +82,13 @@ class Operations:
         self._start_events[operation[started[::-1]]] = order[started[::-1]]  # keeps the first
         self.blocked[operation[blocked]] = time[order[blocked]]
         self.start: Floats = time[self._start_events]
-        nbytes = table.each(category.nbytes for category in table.categories)[order]
+        nbytes = table.expand(category.nbytes for category in table.categories)[order]
         self.nbytes: Ints = np.maximum.reduceat(nbytes, heads) if len(heads) else nbytes
         self._combine_categories()
         self._match()
         states = [category.state for category in self.categories]
-        self.scheduled = self.each(s is State.SCHEDULED for s in states).astype(bool)
-        self.ended = self.each(s in (State.COMPLETED, State.FAILED) for s in states).astype(bool)
+        self.scheduled = self.expand(s is State.SCHEDULED for s in states).astype(bool)
+        self.ended = self.expand(s in (State.COMPLETED, State.FAILED) for s in states).astype(bool)
         self.end = np.where(self.ended, time[self.last], np.nan)
         self.span = (float(time.min()), float(time.max())) if len(time) else None
 
@@ -121,7 +121,7 @@ class Operations:
         first, last = number[[self.begin, self.last]]
         self.match = np.where(first < 0, last, first)
         self.named, self._ids = len(ids), [*ids]
-        is_ordered = self.each(
+        is_ordered = self.expand(
             k.op in COLLECTIVES or (k.op in P2P and k.peer is not None) for k in self.categories
         )
         unmatched = np.flatnonzero((self.match < 0) & is_ordered.astype(bool))
@@ -153,14 +153,14 @@ class Operations:
             return self._ids[match]
         return f"{self._channels[self._channel[match]]}#{self.position[match]}"
 
-    def each(self, values: Iterable[Any]) -> NDArray[Any]:
+    def expand(self, values: Iterable[Any]) -> NDArray[Any]:
         """Expand one value per category to one value per operation."""
         return np.array([*values] or [0])[self.category] if len(self) else np.zeros(0, np.int64)
 
     def is_any_of(self, ops: Iterable[Op]) -> Bools:
         """Return whether the kind of each operation is one of ``ops``."""
         kinds = frozenset(ops)
-        return self.each(category.op in kinds for category in self.categories).astype(bool)
+        return self.expand(category.op in kinds for category in self.categories).astype(bool)
 
     @cached_property
     def mark(self) -> Bools:
@@ -232,7 +232,7 @@ class Pairs:
         is_begun[ops.match[(ops.match >= 0) & ~ops.scheduled]] = True
         send, recv, request = map(self._first, ([Op.SEND], [Op.RECV], REQUESTS))
         p2p = ops.named + np.flatnonzero(((send >= 0) | (recv >= 0))[ops.named :])
-        peer = ops.each(-1 if k.peer is None else k.peer for k in ops.categories)
+        peer = ops.expand(-1 if k.peer is None else k.peer for k in ops.categories)
         requests = np.flatnonzero(is_begun & (request >= 0))
         requests = requests[peer[request[requests]] >= 0]
         replies = requests[send[requests] >= 0]
@@ -257,7 +257,7 @@ class Pairs:
         ops, send, recv = self.ops, self.send, self.recv
         request = ops.is_any_of(REQUESTS)
         self.sent = np.where((send >= 0) & ~ops.scheduled[send], ops.start[send], np.nan)
-        is_failed = ops.each(k.state is State.FAILED for k in ops.categories).astype(bool)
+        is_failed = ops.expand(k.state is State.FAILED for k in ops.categories).astype(bool)
         is_lost = (recv < 0) | (self.p2p & is_failed[recv])
         self.received = np.where(is_lost, np.nan, ops.end[recv])
         is_request = (send >= 0) & request[send]

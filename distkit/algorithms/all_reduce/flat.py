@@ -43,8 +43,8 @@ def flat_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         ▼ ╱  ╲ ▼
         2 ◄──► 3
 
-    (n-1)(α + Kβ + Kγ): one round, in which messages are sent one after another. Every rank reduces
-    in rank order, so rounding is the same everywhere.
+    Cost: (n-1)(α + Kβ + Kγ), in one round, in which messages are sent one after another. Every rank
+    reduces in rank order, so rounding is the same everywhere.
 
     Source:
         The "all-to-all" variant of Chan, Heimlich, Purkayastha & van de Geijn, "Collective

@@ -77,8 +77,8 @@ def halving_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         rank 0    0 1 2 3  ──►   0 1  ──►  [0]  ──►  [0 1]  ──►  [0 1 2 3]
         rank 3    0 1 2 3  ──►   2 3  ──►  [3]  ──►  [2 3]  ──►  [0 1 2 3]
 
-    2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ: a ring's bytes in a tree's rounds. If n is
-    not a power of two, two rounds of K bytes are added.
+    Cost: 2 lg n α + 2(n-1)/n Kβ + (n-1)/n Kγ, with as many bytes as in a ring and as many
+    rounds as in a tree. If n is not a power of two, two rounds of K bytes are added.
 
     Source:
         Rabenseifner, "Optimization of collective reduction operations", 2004.

@@ -72,8 +72,8 @@ def recursive_doubling_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = 
 
         round 0   0 ◄► 1   2 ◄► 3        round 1   0 ◄───► 2   1 ◄───► 3
 
-    lg n (α + Kβ + Kγ) if n is a power of two; no algorithm needs fewer rounds. Otherwise, folding
-    adds two rounds to ⌊lg n⌋.
+    Cost: lg n (α + Kβ + Kγ) if n is a power of two; no algorithm needs fewer rounds. Otherwise,
+    folding adds two rounds to ⌊lg n⌋.
 
     Source:
         Thakur, Rabenseifner & Gropp, 2005.

@@ -46,7 +46,7 @@ def reduce_broadcast_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = No
         2 ─┼─► 0: Σ ──┼─► 2
         3 ─┘          └─► 3
 
-    2(n-1)(α + Kβ) + (n-1)Kγ: two rounds, in which all data passes through one rank's link.
+    Cost: 2(n-1)(α + Kβ) + (n-1)Kγ, in two rounds. All data passes through one rank's link.
 
     Source:
         TensorFlow, ``tf.distribute.ReductionToOneDevice``.

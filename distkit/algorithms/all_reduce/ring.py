@@ -58,7 +58,7 @@ def ring_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
 
         rank 0 ── chunk r-s ──► rank 1 ──► … ──► rank n-1 ──► rank 0
 
-    2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ: no algorithm sends fewer bytes.
+    Cost: 2(n-1)α + 2(n-1)/n Kβ + (n-1)/n Kγ; no algorithm sends fewer bytes.
 
     Args:
         x: tensor of K bytes, with the same shape on every rank.

@@ -94,8 +94,9 @@ def torus_all_reduce(
                   ▼    ▼    ▼          all-reduces only K/g bytes
         host 1    3 ─► 4 ─► 5 ─┐
 
-    2(g-1 + m-1)α + 2(n-1)/n Kβ: a ring's bytes in fewer rounds. Traffic inside hosts takes
-    2(g-1)/g Kβ of this time, and traffic between hosts takes 2(m-1)/m K/g β.
+    Cost: 2(g-1 + m-1)α + 2(n-1)/n Kβ, with as many bytes as in a ring, in fewer rounds.
+    Traffic inside hosts takes 2(g-1)/g Kβ of this time, and traffic between hosts takes
+    2(m-1)/m K/g β.
 
     Args:
         x: tensor of K bytes, with the same shape on every rank.

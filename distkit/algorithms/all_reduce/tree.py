@@ -44,7 +44,7 @@ def tree_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None) -> None:
         round 1   2 ────► 0       6 ────► 4
         round 2   4 ────────────► 0                  and back in reverse
 
-    2⌈lg n⌉(α + Kβ) + ⌈lg n⌉Kγ: few rounds, but each carries the whole tensor.
+    Cost: 2⌈lg n⌉(α + Kβ) + ⌈lg n⌉Kγ. There are few rounds, but each carries the whole tensor.
 
     Source:
         Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in

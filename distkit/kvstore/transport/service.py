@@ -27,7 +27,7 @@ from distkit.kvstore.protocol.messages import (
     Response,
 )
 from distkit.kvstore.protocol.wire import decode, encode
-from distkit.kvstore.transport.connection import LocalConnection, Received, listen, unite
+from distkit.kvstore.transport.connection import LocalConnection, Received, join_frames, listen
 from distkit.kvstore.transport.link import Link
 from distkit.kvstore.transport.node import Node, listen_on, open_socket, receive
 from distkit.kvstore.transport.recording import InFlight, ReplyRecorder
@@ -182,7 +182,7 @@ class Service:
                     del self._local_peers[fd]
         if self._router in ready and (frames := receive(self._router)) is not None:
             peer = self._remote_peer(frames[0].bytes)
-            responses += self._serve(unite(*frames[1:]), peer)
+            responses += self._serve(join_frames(*frames[1:]), peer)
         self._deliver(responses)
 
     def _serve(self, received: Received, peer: Peer) -> list[Message]:

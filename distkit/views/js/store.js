@@ -64,7 +64,7 @@ export class Store {
     return Number.isNaN(end) ? this.frame.lanes[this.lane(i)]?.died ?? now : end;
   }
 
-  // A reply has the operation and label of its request; a missing rank is the other end's peer.
+  // A reply has the operation and label of its request; if one end was not recorded, its rank is the peer of the other.
   arrow(a) {
     const [send, recv] = [this.send[a], this.recv[a]].map((i) => (i < 0 ? null : this.bar(i)));
     const isRequest = send?.kind === "request";

@@ -299,7 +299,7 @@ class Columns:
 def _without_training_marks(trace: EventLog) -> EventLog:
     """Return the trace without the marks of ``watch_gradients``."""
     table = trace.table
-    marks = table.each(is_training_mark(category) for category in table.categories).astype(bool)
+    marks = table.expand(is_training_mark(category) for category in table.categories).astype(bool)
     return (
         EventLog.from_table(table.take(np.flatnonzero(~marks)), trace.info)
         if marks.any()

@@ -1,7 +1,7 @@
 """Draws a timeline as SVG for front ends without widgets, such as GitHub, nbconvert and print.
 
-The picture has a light card, so that it is legible on dark pages. It has no style sheet, script or
-id, so that a page can contain several pictures.
+The picture has a light background, so that it is legible on dark pages. It has no style sheet,
+script or id, so that a page can contain several pictures.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from distkit.views.scene.values import fitting
 
 #: At most MAX_BARS operations and MAX_LANES ranks are drawn; a notice states how many.
 MAX_BARS, MAX_LANES = 200, 48
-#: Sizes [px]. RIGHT is the right edge of the lanes, HEAD is the length of an arrowhead, and bars of
-#: at least MIN_LABELED have a label.
+#: Sizes [px]. RIGHT is the right edge of the lanes, and HEAD is the length of an arrowhead. A label
+#: may follow a mark that is at least MIN_LABELED wide.
 WIDTH, RIGHT, HOST_HEIGHT, HEAD, MIN_LABELED = 960, 926.0, 22, 10, 12
 GAP, PAD, BOLD = SIZES["gap"], SIZES["pad"], 'font-size="13" font-weight="700"'
 
@@ -82,7 +82,7 @@ def _document(picture: Json, limit: int) -> str:
 
 
 def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
-    """Return the picture without its card, for use in another picture, and its height.
+    """Return the SVG elements of a picture without its background, and their height.
 
     Args:
         picture: a picture with bars and arrows as objects, such as that of ``Columns.picture``.
@@ -93,7 +93,7 @@ def render(picture: Json, limit: int = MAX_BARS // 2) -> tuple[str, float]:
 
 
 def totals(picture: Json) -> list[str]:
-    """Return the messages, the collectives and the duration of a run as text."""
+    """Return the numbers of messages and collectives, their sizes, and the duration as text."""
     if picture["start"] is None:
         return []
     sums = [
@@ -317,9 +317,9 @@ class _Renderer:
         )
 
     def _label(self, bar: Json) -> tuple[str, bool]:
-        """Return the longest label for which a bar has space, and whether it follows the bar.
+        """Return the longest label that fits, and whether it is placed after the bar.
 
-        A label follows a mark if no mark with that label has space for it.
+        A mark's label is placed after it if none of the marks with that label is wide enough.
         """
         (x, y, width, height), style = self.boxes[bar["id"]], _style(bar)
         if style != "mark" or width < MIN_LABELED or bar.get("label") in self.fitting_labels:
