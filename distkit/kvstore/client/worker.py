@@ -115,8 +115,8 @@ class KVStore:
             value: a tensor for each key.
 
         Raises:
-            KVStoreError: the key was already initialized in this run, has another shape or dtype on
-                another worker, or is repeated.
+            KVStoreError: the key was already initialized in this run, has a different shape or
+                dtype on another worker, or is repeated.
         """
         values = group_by_key("init", key, value)
         layouts = {k: Layout(tuple(t.shape), dtype_name(t)) for k, (t, *_) in values.items()}
@@ -148,7 +148,7 @@ class KVStore:
             priority: accepted for compatibility with MXNet; keys are sent in the order passed.
 
         Raises:
-            KVStoreError: the key is not initialized, or ``value`` has another shape or dtype. A
+            KVStoreError: the key is not initialized, or ``value`` has a different shape or dtype. A
                 server's errors are raised by the next call on that key.
         """
         self._push(group_by_key("push", key, value))
@@ -319,7 +319,8 @@ class KVStore:
         Args:
             optimizer: ``kvstore.SGD(learning_rate=0.1)``, a class or an instance of
                 ``torch.optim``, or a name such as "sgd" or "adam".
-            keys: the keys that the optimizer updates; by default, all keys without a separate one.
+            keys: the keys that the optimizer updates; by default, all keys that have no optimizer
+                of their own.
             replace: whether to replace the servers' optimizer; then only one worker calls this,
                 between two barriers.
             options: options of the optimizer, such as ``lr=0.1``, and the common options

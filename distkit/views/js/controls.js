@@ -1,6 +1,6 @@
 // The command buttons, and the reasons why some of them are disabled.
 
-import { h, icon, speedsOf } from "./dom.js";
+import { h, icon, speedSelect } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { rankColors } from "./source.js";
 
@@ -21,7 +21,7 @@ export class Controls {
       help: this.#button("help", "?"),
     };
     this.go = new Map(ranks.map((rank) => [rank, this.#rank(rank, name(rank))]));
-    this.speed = speedsOf(SPEEDS, "/ s");
+    this.speed = speedSelect(SPEEDS, "/ s");
     this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, step: 1,
       "aria-label": "moment", oninput: () => act("seek", Number(this.scrub.value)) });
     const { back, next, play, finish, help } = this.buttons;

@@ -46,7 +46,7 @@ export function press(buttons, pressed) {
     button.setAttribute("aria-pressed", String(pressed(name)));
 }
 
-export const speedsOf = (speeds, unit) => h("select", { class: "dk-speed", "aria-label": "speed" },
+export const speedSelect = (speeds, unit) => h("select", { class: "dk-speed", "aria-label": "speed" },
   speeds.map((speed) => h("option", { value: speed, selected: speed === 1 ? "" : null },
     `${speed} ${unit}`)));
 

@@ -1,6 +1,6 @@
 // Keyframes over time, and a player that plays, pauses, steps and seeks, with buttons and keys.
 
-import { button, h, icon, modified, handleKey, speedsOf, reducedMotion } from "./dom.js";
+import { button, h, icon, modified, handleKey, speedSelect, reducedMotion } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
@@ -150,7 +150,7 @@ export class Bar {
       return element;
     };
     this.play = tool("play", "play (space)", "play", () => player.toggle());
-    this.speeds = speedsOf(speeds, "×");
+    this.speeds = speedSelect(speeds, "×");
     this.scrub = h("input", { type: "range", class: "dk-scrub", min: 0, max: steps, step: 1,
       "aria-label": "time" });
     this.clock = h("output", { class: "dk-clock" });

@@ -97,11 +97,11 @@ def _shares(score: Score) -> list[str]:
 
 def _alarms(torch: dict[str, list[StockVerdict]]) -> str:
     return "".join(
-        f"- False positive of torch, {mode}: the correct program `{v.case.name}` fails with "
-        f"`{v.report.text.splitlines()[0]}`\n"
+        f"- With torch's {mode}, these correct programs fail, which counts as false positives: "
+        + ", ".join(f"`{v.case.name}` (`{v.report.text.splitlines()[0]}`)" for v in alarms)
+        + ".\n"
         for mode, stock in torch.items()
-        for v in stock
-        if v.case.ok and v.reported
+        if (alarms := [v for v in stock if v.case.ok and v.reported])
     )
 
 
