@@ -57,7 +57,7 @@ def test_hosts_resolve_names_and_unknown_hosts_raise(hosts: Laboratory) -> None:
         run_shell(hosts, "beta", "echo $COLOR; pwd", cwd="/usr", env={"COLOR": "red"})
         == "red\n/usr"
     )
-    with pytest.raises(LaboratoryError, match="no host 'delta'"):
+    with pytest.raises(LaboratoryError, match="host 'delta' does not exist"):
         hosts.run("delta", ["true"])
 
 

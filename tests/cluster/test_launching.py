@@ -302,5 +302,5 @@ def test_ranks_end_with_their_engine(
     existing_engines[-1].kill()
     last = head.run("cluster.run(dist.recv, torch.ones(1), wait_forever=True)")
     assert "beta is lost" in last["error"]
-    assert "the engine that started it has exited" in last["error"]
+    assert "the engine that started the agent has exited" in last["error"]
     head.run("cluster.stop()")

@@ -407,7 +407,7 @@ def test_profile_without_communication_is_reported(tmp_path: Path) -> None:
     content["traceEvents"] = content["traceEvents"][2:]
     content.pop("distributedInfo")
     (finding,) = load_profiles(tmp_path, content).diagnose()
-    assert finding.message.startswith("the profile has no communication")
+    assert finding.message.startswith("the profile contains no communication")
     content["traceEvents"].pop()
     with pytest.raises(TraceFileError, match=r"rank0.json: no .* calls were found"):
         load_profiles(tmp_path, content)
