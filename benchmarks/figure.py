@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A measurement with its reference; without a value, a row of a benchmark's table.
+    """A measurement with its reference; if it has no value, a row of a benchmark's table.
 
     Args:
         name: the measured quantity.
@@ -26,7 +26,7 @@ class Figure:
         reference: the quantity to compare with.
         reference_value: the median of the reference.
         limit: the upper limit of the ratio of value to reference, or of the value if ``absolute``.
-        target: a stricter limit of the same kind.
+        target: a stricter limit than ``limit``, on the same quantity.
         absolute: whether the limits apply to the value itself.
         note: the reason for a missing value.
     """

@@ -81,7 +81,7 @@ def _measure_diagnosis(cluster: Any, case: Any) -> float:
 
 
 def _measure_hung_run(cluster: Any) -> float:
-    """Return the time from the interrupt of a hung run to the end of the next run [s]."""
+    """Return the time from interrupting a hung run to the end of the next run [s]."""
     from distkit_examples.hangs import ring_of_recvs
 
     cluster.submit(ring_of_recvs, wait_forever=True)
@@ -91,7 +91,7 @@ def _measure_hung_run(cluster: Any) -> float:
 
 
 def _measure_endless_run(cluster: Any) -> float:
-    """Return the time from the interrupt of an endless run to the end of the next run [s]."""
+    """Return the time from interrupting an endless run to the end of the next run [s]."""
 
     def all_reduces() -> None:
         import torch

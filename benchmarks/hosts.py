@@ -42,7 +42,7 @@ FIGURES = {
     "start_distkit / start_ipyparallel": Figure(
         "from the start of 3 x 2 ranks over SSH to the first all_reduce",
         "s",
-        reference="ipyparallel's SSH cluster, torch, gloo",
+        reference="ipyparallel SSH cluster, torch, gloo",
         limit=0.5,
         target=0.25,
     ),
@@ -198,7 +198,7 @@ def start_distkit() -> None:
 
 
 def start_ipyparallel() -> None:
-    """Start ipyparallel's SSH cluster and run the first all-reduce with torch and gloo."""
+    """Start an ipyparallel SSH cluster and run the first all-reduce with torch and gloo."""
     began = time.perf_counter()
     import ipyparallel
     from traitlets.config import Config

@@ -99,7 +99,7 @@ def isolated_environment(home: Path) -> dict[str, str]:
 def serve(
     root: Path, home: Path, environ: dict[str, str], prefix: Sequence[str] = ()
 ) -> Iterator[Lab]:
-    """Run JupyterLab on a free port of the loopback interface.
+    """Run JupyterLab on a free port on the loopback interface.
 
     Args:
         root: the folder with the notebooks.

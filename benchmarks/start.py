@@ -43,7 +43,7 @@ while request():
 """
 )
 
-#: Times the same with ipyparallel's cluster and code that turns its engines into ranks.
+#: Times the same with an ipyparallel cluster and code that turns its engines into ranks.
 STOCK = """
 def first(rank, store):
     import torch, torch.distributed as dist

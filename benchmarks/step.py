@@ -40,7 +40,7 @@ FIGURES = {
     "next / apply": Figure(
         f"stepper.next(), {RANKS} ranks, round trip",
         "ms",
-        reference=f"ipyparallel's apply_sync of os.getpid on {RANKS} engines",
+        reference=f"ipyparallel apply_sync of os.getpid on {RANKS} engines",
         limit=1.0,
     ),
     "p95": Figure(
@@ -74,7 +74,7 @@ def reduce_often(count: int) -> None:
 
 
 def _measure_calls(reps: int, log: Log) -> dict[str, list[float]]:
-    """Return the durations of calls to next(), alternating with ipyparallel's round trips [ms]."""
+    """Return the durations of calls to next(), alternating with ipyparallel round trips [ms]."""
     import distkit as dk
 
     def step() -> dict[str, float]:

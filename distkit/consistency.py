@@ -97,7 +97,7 @@ class Asynchronous:
         return bool(arrived)
 
     def required_clock(self, clock: int) -> int:
-        """Return the pulling worker's clock minus ``staleness``, or 0 without a bound."""
+        """Return the pulling worker's clock minus ``staleness``, or 0 if there is no bound."""
         return 0 if self.staleness is None else clock - self.staleness
 
     def awaits(

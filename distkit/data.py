@@ -482,7 +482,7 @@ def evaluate(model: nn.Module, data: Any, metric: Metric = correct, *, batch: in
         model: a model with the same weights on every rank, evaluated in ``eval`` mode.
         data: inputs and targets, as for :class:`~distkit.data.DistributedDataset`.
         metric: returns one number per sample; by default 1 for the correct class and 0 otherwise,
-            so that the mean is the accuracy.
+            so the mean is the accuracy.
         batch: samples per batch.
 
     Raises:

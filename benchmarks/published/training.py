@@ -61,7 +61,7 @@ def between(per_node: int) -> Term:
 
 
 def bus(per_node: int) -> Term:
-    """Return the term of the bus of a node's GPUs, which carries a tensor for each GPU but one.
+    """Return the term for a node's GPU bus, which carries a tensor for each GPU but one.
 
     >>> bus(16)(4), bus(16)(64)
     (3.0, 15.0)

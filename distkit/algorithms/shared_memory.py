@@ -54,7 +54,7 @@ def shared_memory_all_reduce(x: Tensor, op: ReduceOp = SUM, group: Group = None)
 
     This is reduce-scatter and all-gather at memory speed. If the tensors on a host have at most
     256 KiB in total, each rank sums all parts itself, which saves a barrier. In both cases, the
-    result is bitwise equal on all ranks. If there are several hosts, their first ranks then
+    result is bitwise identical on all ranks. If there are several hosts, their first ranks then
     all-reduce the sums in a ring, and the other ranks copy the result.
 
     Args:

@@ -2,7 +2,7 @@
 
 Unlike the ranks of a run, engines and their variables persist between cells. Engines start on first
 use. If a cell cannot be interrupted, the engines that run it are killed. Cells cannot use a
-parameter server, because servers are started for each run.
+parameter server, because servers exist only for the duration of a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Engines(Ranks):
     """Ranks that run cells.
 
     ``usable`` is False after a process has exited, or if the process group is not intact.
-    ``loss_reported`` is False if a process exited while no cell was running, so that no cell has
+    ``loss_reported`` is False if a process exited while no cell was running, so no cell has
     warned about the lost variables.
     """
 
@@ -59,7 +59,7 @@ class Engines(Ranks):
             connection = self._controller.channel.recv()
         except EOFError:
             raise StartError(
-                "ipyparallel's controller did not start. " + self._log("controller.log")
+                "the ipyparallel controller did not start. " + self._log("controller.log")
             ) from None
         self._controller.on_message(lambda message: None)
         self._controller.on_exit(partial(self._on_exit, -1, self._controller))
@@ -98,7 +98,7 @@ class Engines(Ranks):
             time.sleep(0.005)
 
     def _log(self, name: str) -> str:
-        """Return the tail of a process's low-level output."""
+        """Return the tail of a process's log, without the controller's own messages."""
         log = Path(self.folder, name)
         text = log.read_text(errors="replace")[-20_000:] if log.exists() else ""
         return "\n".join(line for line in text.splitlines() if "[IPController]" not in line)
@@ -115,7 +115,8 @@ class Engines(Ranks):
             self.usable, self.loss_reported = False, self.run is not None and not self.run.finished
         if child is self._controller and self.run is not None and not self.run.finished:
             self.run.abandon(
-                "ipyparallel's controller, which delivers cells, exited. Run the cell again"
+                "the ipyparallel controller exited, which disconnected the engines. Run the cell "
+                "again"
             )
         super()._on_exit(rank, child, status)
 

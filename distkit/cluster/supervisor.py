@@ -26,7 +26,7 @@ class Supervisor:
     status card shows it.
 
     Args:
-        plan: number and devices of the ranks.
+        plan: how many ranks there are, and which devices they use.
         start_hosts: a function that starts distkit on other machines, if there are any. It receives
             the cluster's folder and a callback that reports stages, and returns a
             :class:`distkit_hosts.remote.fleet.Fleet`.
@@ -37,8 +37,8 @@ class Supervisor:
         plan: Plan,
         start_hosts: Callable[[str, Callable[[str], None]], Any] | None = None,
     ) -> None:
-        self.plan, self._fork = plan, server()
-        self.folder = self._fork.make_folder(plan.processes)
+        self.plan, self._fork_server = plan, server()
+        self.folder = self._fork_server.make_folder(plan.processes)
         #: The machines that run the ranks: this one, or others once they have connected.
         self.hosts: list[ProcessHost] = [this_machine(plan, self.folder)]
         self.card = Card(self)
@@ -53,7 +53,7 @@ class Supervisor:
         self.closed = False
         self._engines_lock = threading.Lock()
         self._fleet = None if start_hosts is None else start_hosts(self.folder, self._set_stage)
-        self._fork.on_loss.add(self._fail)
+        self._fork_server.on_loss.add(self._fail)
         threading.Thread(target=self._start, name="distkit-start", daemon=True).start()
 
     # -- starting ---------------------------------------------------------------
@@ -95,9 +95,9 @@ class Supervisor:
         """
         if not Path(self.folder).exists():
             raise StartError(
-                f"the cluster's folder {self.folder} was removed, perhaps by a program that cleans "
-                "up temporary folders, and its ranks cannot connect without it. Create the cluster "
-                "again."
+                f"the cluster's folder {self.folder} no longer exists, and the ranks cannot "
+                "connect without it. A program that cleans up temporary files may have deleted it. "
+                "Create the cluster again."
             )
         if isinstance(fn, Cell):
             return self.start_engines()
@@ -188,7 +188,7 @@ class Supervisor:
         if self.closed:
             return
         self.closed = True
-        self._fork.on_loss.discard(self._fail)
+        self._fork_server.on_loss.discard(self._fail)
         if (run := self.run) is not None:
             run.abandon("the cluster was stopped")
         self._kill_all()
@@ -202,7 +202,7 @@ class Supervisor:
                 ranks.close(0)
         if self._fleet is not None:
             self._fleet.close()
-        self._fork.remove(self.folder)
+        self._fork_server.remove(self.folder)
 
     def _set_stage(self, stage: str) -> None:
         if not self.closed and self.stage != "failed":

@@ -98,7 +98,7 @@ class _Diagnosis:
         for finding, spans in candidates:
             if not self._leaving_calls.isdisjoint((s.rank, s.seq) for s in spans):
                 continue
-            victims = [s.rank for s in spans if self.evidence.ended_in(s)]
+            victims = [s.rank for s in spans if self.evidence.failed_in(s)]
             stuck_ranks = {s.rank for s in spans if self._is_stuck_in(finding, s)}
             waiting = self._mark_explained({*stuck_ranks, *victims}, extra=stuck_ranks)
             found = self._with_explained_ranks(finding, waiting)

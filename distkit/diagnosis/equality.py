@@ -90,10 +90,10 @@ def equal(
     loss is the mean over the examples of all ranks. Gradients before the all-reduce are not
     compared.
 
-    Of a gradient with more than 64 elements, only 64 elements, the extremes and the norm are
+    If a gradient has more than 64 elements, only 64 of them, the extremes and the norm are
     compared.
-    Weights are equal if their checksums are equal; otherwise random projections estimate the
-    difference between the latest updates, relative to the larger one. Differences within the
+    Weights with the same checksum are considered identical; otherwise random projections estimate
+    the difference between the latest updates, relative to the larger one. Differences within the
     rounding error of the weights are ignored, even for small updates.
 
     Args:
@@ -103,7 +103,7 @@ def equal(
             order of summation and depends on the dtype: 1e-4 for float32.
 
     Returns:
-        A comparison, which is true if the runs are equal and otherwise contains the first step,
+        A comparison, which is true if the runs agree and otherwise contains the first step,
         layer and rank that differ.
 
     Raises:

@@ -28,8 +28,8 @@ from distkit.trace.calls import call, last_call
 from distkit.trace.info import Raising, RankEnd
 from distkit.trace.log import EventLog, grouped
 
-#: Matches errors on a rank that only waited for another rank.
-_CONSEQUENTIAL = re.compile(
+#: Matches secondary errors, on ranks that were only waiting for another rank.
+_SECONDARY = re.compile(
     r"Connection (closed|reset) by peer|[Tt]imed out|"
     r"waits for .* which has exited"
 )
@@ -46,7 +46,7 @@ class Evidence:
         self.ranks = trace.ranks
         started = [self._with_wait_lines(s) for s in trace.spans if s.state is not State.SCHEDULED]
         spans = [s for s in started if s.match is None]
-        self.calls_of_nonmembers = [s for s in spans if not s.group]
+        self.nonmember_calls = [s for s in spans if not s.group]
         self.spans = [s for s in spans if s.group]
         self.server_requests = [s for s in started if is_server_request(s)]
         self.by_key = {(s.rank, s.seq): s for s in (*self.spans, *self.server_requests)}
@@ -106,7 +106,7 @@ class Evidence:
         }
 
     def _before_release(self) -> Iterator[Event]:
-        """Yield the events without the failures that a release has caused.
+        """Yield all events except failures caused by a release.
 
         If a released rank has no recorded wait, its first failed call is yielded as a wait.
         """
@@ -168,13 +168,13 @@ class Evidence:
         return self.calls[span.group][span.rank].index(span)
 
     def count_calls(self, rank: int, span: Span) -> int:
-        """Return the number of times that a rank has made the same call on the same line."""
+        """Return how many times a rank has made the same call on the same line."""
         return sum(
             s.where == span.where and s.op is span.op for s in self.calls[span.group].get(rank, [])
         )
 
     def count_earlier_calls(self, rank: int, where: str, span: Span) -> int:
-        """Return the number of collectives that a rank called on a line before one of its calls."""
+        """Return how many collectives a rank called at ``where`` before ``span``."""
         calls = self.calls[span.group].get(rank, [])
         return sum(s.where == where and s.seq < span.seq for s in calls)
 
@@ -207,7 +207,7 @@ class Evidence:
     def unmatched(self) -> list[Span]:
         """The sends without a receive, and the receives without a send.
 
-        Sends that a receive from any source may match are omitted.
+        Omits sends that an any-source receive might match.
         """
         any_source = {
             (s.group, s.rank, s.tag) for s in self.spans if s.op is Op.RECV and s.peer is None
@@ -226,7 +226,7 @@ class Evidence:
         """Return the latest operation of a rank."""
         return last_call(self.by_key.values(), rank)
 
-    def ended_in(self, span: Span) -> bool:
+    def failed_in(self, span: Span) -> bool:
         """Return whether a rank raised or died in this operation."""
         end = self.ends.get(span.rank)
         return (
@@ -264,5 +264,5 @@ class Evidence:
 
 def _was_released(end: RankEnd, failed: bool) -> bool:
     if end.how in ("raised", "died"):
-        return (failed or end.how == "died") and _CONSEQUENTIAL.search(end.text) is not None
+        return (failed or end.how == "died") and _SECONDARY.search(end.text) is not None
     return end.how == "released"

@@ -67,7 +67,7 @@ def _forgotten(evidence: Evidence, unwaited: list[Span]) -> Iterator[Finding]:
 
 def _nonmembers(evidence: Evidence) -> Iterator[Finding]:
     """Find collectives that ranks called on groups they do not belong to."""
-    calls = {(s.rank, s.op, s.where): s for s in evidence.calls_of_nonmembers}.values()
+    calls = {(s.rank, s.op, s.where): s for s in evidence.nonmember_calls}.values()
     ranks = sorted({s.rank for s in calls})
     if ranks:
         yield rules.not_a_member.finding(*calls, culprits=ranks, calls=Calls(calls), ranks=ranks)

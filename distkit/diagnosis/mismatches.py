@@ -100,7 +100,7 @@ def _all_to_all_mismatch(evidence: Evidence, column: Column) -> Finding | None:
     if any("sends" in s.attributes for s in column.values()):
         return _split_mismatch(evidence, column)
     sizes = {s.nbytes for s in column.values()}
-    if len(sizes) == 1 or not any(map(evidence.ended_in, column.values())):
+    if len(sizes) == 1 or not any(map(evidence.failed_in, column.values())):
         return None  # may be intentional
     rows = grouped(column, lambda rank: column[rank].nbytes)
     return replace(_differing(evidence, "size", column), culprits=outliers(list(rows.values())))

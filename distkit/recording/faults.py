@@ -127,7 +127,7 @@ def inject_faults(
         _current.remove(plan)
 
 
-#: The faults of the enclosing ``with`` blocks, innermost last; without one, there are no faults.
+#: The faults of the enclosing ``with`` blocks, innermost last; the first entry injects none.
 _current = [Faults()]
 
 

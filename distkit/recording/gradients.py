@@ -12,8 +12,8 @@ attributes           before (STARTED)                after (COMPLETED)
 ===================  ==============================  ============================================
 
 The gradients of a step precede its ``step`` mark, and the updated weights follow it. Equal CRCs
-mean bitwise equal weights (of a sample, for large models). The norm of the difference between two
-sketches estimates the norm of the difference between the weights, to within about 20%.
+mean bitwise identical weights (of a sample, for large models). The norm of the difference between
+two sketches estimates the norm of the difference between the weights, to within about 20%.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ event_query_lock = threading.Lock()
 
 
 class Device:
-    """A GPU, accessed through torch's module for its type."""
+    """A GPU, accessed through the torch module for its type."""
 
     def __init__(self, device: torch.device) -> None:
         self._torch, self._device = torch.get_device_module(device), device

@@ -94,7 +94,7 @@ class Recorder:
 
     Args:
         rank: the rank of all events.
-        limit: maximum number of unsent events; further events are counted in ``dropped``.
+        limit: maximum number of unsent events; additional events are counted in ``dropped``.
         copy_to: called immediately with the number (from 1) and row of each event, except when an
             operation is scheduled.
         stepped: whether a stepper controls the run; then all tensors are summarized, and events are

@@ -104,7 +104,7 @@ class PendingRequests:
     # -- queries ----------------------------------------------------------------
 
     def count(self, worker: int, request: CallRecord) -> int:
-        """Return the number of a worker's requests of the kind that ``request`` waits for."""
+        """Return how many requests a worker has made of the type that ``request`` waits for."""
         return self._request_counts[_awaited_topic(request)][worker]
 
     def awaited_by(self, request: CallRecord) -> Awaited:

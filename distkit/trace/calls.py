@@ -179,9 +179,9 @@ def last_call(spans: Iterable[Span], rank: int) -> Span | None:
 
 
 def comparable_size(record: CallRecord) -> int:
-    """Return the size that must be equal on all ranks, in bytes.
+    """Return the size that must be the same on all ranks, in bytes.
 
-    For a scatter or a sparse tensor, return the number of elements of the shape instead, because
+    For a scatter or a sparse tensor, return the number of elements in the shape instead, because
     the number of bytes may differ between ranks.
     """
     uses_shape = record.op is Op.SCATTER or record.dtype.startswith(SPARSE)

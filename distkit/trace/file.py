@@ -1,9 +1,10 @@
 """Saves and loads traces as gzipped JSON lines; loading a file executes no code.
 
-The first line is a header with the format's version, the number of events and the metadata of the
-run. Each further line is an object with a column of :class:`distkit.trace.columns.Table`:
+The first line is a header with the format version, the number of events and the run's metadata.
+Each remaining line is an object that holds one column of :class:`distkit.trace.columns.Table`:
 ``rank``, ``seq``, ``category`` and ``time`` have one element per event. ``categories`` contains the
-shared fields. ``match`` and ``summary`` have an entry for each event that has this optional field.
+shared fields. ``match`` and ``summary`` are optional fields of an event, so each has entries only
+for the events that have it.
 msgspec validates each field.
 """
 
@@ -57,8 +58,8 @@ def load(path: Path, kind: type[Log]) -> Log:
     """
     try:
         first, *columns = unpack(path).splitlines() or [b""]
-        head = _head(first, path)
-        trace = kind.from_table(_table(columns), head.meta)
+        head = _decode_head(first, path)
+        trace = kind.from_table(_decode_table(columns), head.meta)
     except (FileNotFoundError, IsADirectoryError, PermissionError, TraceFileError):
         raise
     except (OSError, ValueError, RecursionError) as e:
@@ -67,20 +68,22 @@ def load(path: Path, kind: type[Log]) -> Log:
         ) from e
     if len(trace) != head.events:
         raise TraceFileError(
-            f"{path}: the header states {head.events} events, but the file has {len(trace)}. "
-            "Copy the file again, or save the trace again with trace.save(path)."
+            f"{path}: the header says there are {head.events} events, but the file contains "
+            f"{len(trace)}. Copy the file again, or save the trace again with trace.save(path)."
         )
     return trace
 
 
 def round_trip(trace: Log) -> Log:
-    """Return the trace as it would be loaded after saving.
+    """Return the trace that saving and reloading this one would give.
 
     Raises:
         ValueError: the trace contains values that the format does not allow.
     """
     head, *columns = _encode_lines(trace)
-    return type(trace).from_table(_table(columns), msgspec.json.decode(head, type=_Head).meta)
+    return type(trace).from_table(
+        _decode_table(columns), msgspec.json.decode(head, type=_Head).meta
+    )
 
 
 def is_trace_file(path: Path) -> bool:
@@ -95,7 +98,7 @@ def unpack(path: Path, size: int = MAX_BYTES + 1) -> bytes:
     """Return the unpacked content of a file, or its first ``size`` bytes.
 
     Raises:
-        TraceFileError: the file is damaged, or its content has more than :data:`MAX_BYTES` bytes.
+        TraceFileError: the file is corrupt, or larger than :data:`MAX_BYTES` when unpacked.
         OSError: the file cannot be read.
     """
     with path.open("rb") as raw:
@@ -104,11 +107,12 @@ def unpack(path: Path, size: int = MAX_BYTES + 1) -> bytes:
             content = file.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceFileError(
-                f"{path}: the file is truncated or damaged. Copy or write it again."
+                f"{path}: the file is truncated or corrupt. Copy or write it again."
             ) from error
     if len(content) > MAX_BYTES:
         raise TraceFileError(
-            f"{path}: the unpacked file has more than {MAX_BYTES:,} bytes. Record fewer steps."
+            f"{path}: the file is larger than {MAX_BYTES:,} bytes when unpacked. Record fewer "
+            "steps."
         )
     return content
 
@@ -126,7 +130,7 @@ class _Head(_Format, kw_only=True):
     meta: RunInfo
 
 
-def _head(line: bytes, path: Path) -> _Head:
+def _decode_head(line: bytes, path: Path) -> _Head:
     """Decode and check the first line of a trace file."""
     first = msgspec.json.decode(line, type=_Format)
     if first.format != FORMAT:
@@ -138,8 +142,8 @@ def _head(line: bytes, path: Path) -> _Head:
             else "Record the run again."
         )
         raise TraceFileError(
-            f"{path}: the trace has format {first.version}, but this version of distkit reads "
-            f"format {VERSION}. {remedy}"
+            f"{path}: the trace is in format version {first.version}, but this version of "
+            f"distkit reads version {VERSION}. {remedy}"
         )
     return msgspec.json.decode(line, type=_Head)
 
@@ -164,10 +168,10 @@ class _Columns(TypedDict, total=False):
 
 
 _NUMBERS = "version ranks clock dropped staleness backup memory wait_for"
-_TEXTS = (
+_STRINGS = (
     "checksum caller waits_at device label mode method optimizer reduction function watched name"
 )
-#: The attributes whose types are validated, because distkit computes with them.
+#: The attributes whose types are validated, because distkit relies on their values.
 _KnownAttributes = msgspec.defstruct(
     "_KnownAttributes",
     [
@@ -179,7 +183,7 @@ _KnownAttributes = msgspec.defstruct(
         ("stack", list[str], []),
         ("device_seconds", Number, 0.0),
         *((name, Count, 0) for name in _NUMBERS.split()),
-        *((name, str, "") for name in _TEXTS.split()),
+        *((name, str, "") for name in _STRINGS.split()),
     ],
 )
 
@@ -207,7 +211,7 @@ def _encode_lines(trace: EventLog) -> Iterator[bytes]:
         yield msgspec.json.encode({name: getattr(table, name).tolist()})
 
 
-def _table(lines: Iterable[bytes]) -> Table:
+def _decode_table(lines: Iterable[bytes]) -> Table:
     columns: _Columns = {}
     for line in lines:
         columns.update(_columns.decode(line))
@@ -228,11 +232,11 @@ def _table(lines: Iterable[bytes]) -> Table:
         raise ValueError("field match or summary: an entry refers to a missing event")
     match, summary = np.full((2, n), None)
     match[matched] = [text for _, text in matches]
-    summary[summarized] = [*map(_summary, summaries)]
+    summary[summarized] = [*map(_decode_summary, summaries)]
     return Table(rank[:n], seq[:n], category[:n], time[:n], categories, match, summary)
 
 
-def _summary(fields: _Summary) -> Summary:
+def _decode_summary(fields: _Summary) -> Summary:
     _, values, norm, low, high, size, sampled = fields
     return Summary(tuple(map(float, values)), float(norm), float(low), float(high), size, sampled)
 

@@ -237,7 +237,7 @@ def cross_host_traffic(by_pair: Traffic) -> tuple[int, int]:
 
 
 def clock_error(info: RunInfo) -> float | None:
-    """Return the maximum error of a comparison of two hosts' times [s].
+    """Return the maximum error when times on two hosts are compared [s].
 
     The result is None if a host's clock was not measured, or if there is only one host.
     """

@@ -135,7 +135,7 @@ class Operations:
         self.match_count = len(self._channel)
 
     def _channels_of(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the channel numbers of operations and their sides of the channel."""
+        """Return each operation's channel number and its side of the channel."""
         kinds, kind = np.unique(
             self.rank[indices] * len(self.categories) + self.category[indices], return_inverse=True
         )
@@ -158,7 +158,7 @@ class Operations:
         return np.array([*values] or [0])[self.category] if len(self) else np.zeros(0, np.int64)
 
     def is_any_of(self, ops: Iterable[Op]) -> Bools:
-        """Return whether the kind of each operation is one of ``ops``."""
+        """Return, for each operation, whether it is one of ``ops``."""
         kinds = frozenset(ops)
         return self.expand(category.op in kinds for category in self.categories).astype(bool)
 
@@ -246,7 +246,7 @@ class Pairs:
         self._measure()
 
     def _first(self, ops: Iterable[Op]) -> Ints:
-        """Return the index of the first of these operations in each match, or -1."""
+        """Return, for each match, the index of the first of these operations, or -1."""
         indices = np.flatnonzero(self.ops.is_any_of(ops) & (self.ops.match >= 0))
         indices = indices[np.argsort(self.ops.start[indices], kind="stable")[::-1]]
         first = np.full(self.ops.match_count, -1)

@@ -323,7 +323,7 @@ AGREEMENT = (
 DRIFT = (
     "the largest distance of a rank's weights from the first rank's weights: the square root of "
     "the sum of the squared differences, estimated to within about 20% for more than 64 weights. "
-    "Replicas that apply the same gradients stay equal"
+    "Replicas that apply the same gradients stay identical"
 )
 
 
@@ -349,7 +349,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         ),
         ("replica drift", drifts(training, ranks), DRIFT),
     ]
-    # a curve of zeros, such as the drift of equal replicas, adds nothing to the verdict
+    # a curve of zeros, such as the drift of identical replicas, adds nothing to the verdict
     curves = [curve for curve in named if any(any(line.values()) for _, line in curve[1])]
     height = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
     for i, curve in enumerate(curves):

@@ -43,9 +43,9 @@ class Tensors(SceneView):
     """Shows the values of each message and collective, before and after, on every rank.
 
     A slider selects an operation. Each rank's values are shown as a heat map with their range and
-    norm and, for longer tensors, as a histogram. A line reports whether the ranks have equal values
-    and, if not, which ranks differ and by how much. If a tensor has more than 64 elements, at
-    most 64 evenly spaced elements are shown.
+    norm and, for longer tensors, as a histogram. A line reports whether all ranks have the same
+    values and, if not, which ranks differ and by how much. If a tensor has more than 64 elements,
+    at most 64 evenly spaced elements are shown.
 
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.

@@ -28,7 +28,7 @@ from distkit.views.scene.values import (
 #: table lists at most MAX_STILLS operations; the static picture shows fewer.
 MAX_RANKS, MAX_VALUES, MAX_STILLS = 16, 120_000, 12
 
-#: Collectives after which all ranks should have equal values.
+#: Collectives after which all ranks should have the same values.
 AGREEING = frozenset({Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST})
 
 #: Sizes [px].
@@ -164,7 +164,7 @@ def _verdict(
     """Return a verdict and, for each rank that differs, the positions at which it does.
 
     Both are empty if fewer than two ranks' values are known. The reference is the largest group of
-    ranks with equal values. For a message, ``prefix`` is empty, and the reference is the sender.
+    ranks with the same values. For a message, ``prefix`` is empty, and the reference is the sender.
     """
     available = {rank: s for rank, s in summaries.items() if s is not None}
     if len(available) < 2:

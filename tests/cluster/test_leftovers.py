@@ -149,5 +149,5 @@ def test_killed_fork_server_is_reported(fresh: fork_client.ForkClient) -> None:
 def test_deleted_folder_is_reported() -> None:
     with dk.Cluster(2).wait() as cluster:
         shutil.rmtree(cluster._supervisor.folder)
-        with pytest.raises(dk.errors.StartError, match=r"was removed(?s:.*)Create the cl"):
+        with pytest.raises(dk.errors.StartError, match=r"no longer exists(?s:.*)Create the cl"):
             cluster.run(sum_of_ones)

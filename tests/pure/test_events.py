@@ -132,7 +132,9 @@ def test_older_version_raises_with_a_remedy(saved: Path) -> None:
     def older(lines: list[str]) -> list[str]:
         return [json.dumps({**json.loads(lines[0]), "version": 2}), *lines[1:]]
 
-    with pytest.raises(dk.errors.TraceFileError, match=r"has format 2, .* Record the run again"):
+    with pytest.raises(
+        dk.errors.TraceFileError, match=r"in format version 2, .* Record the run again"
+    ):
         Trace.load(rewrite(saved, older))
 
 

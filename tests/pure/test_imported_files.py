@@ -175,7 +175,7 @@ def broken(change: Callable[[Json], Any]) -> Json:
         (b"", "damaged, or not a trace"),
         (b"{", "Expecting property name"),
         (b"\x80\x04garbage", "damaged, or not a trace"),
-        (b"\x1f\x8b\x08garbage", "truncated or damaged"),
+        (b"\x1f\x8b\x08garbage", "truncated or corrupt"),
         (b'{"traceEvents": [1, 2]}', "`$.traceEvents[0]`"),
         (b'{"hello": 1}', "not a trace: it contains hello. distkit reads its own"),
         (b'"text"', "not a trace: it contains text. "),
@@ -240,7 +240,7 @@ def test_unpacked_size_is_limited(
     for content in (json.dumps(dump()).encode() + b" " * 900, gzip.decompress(saved.read_bytes())):
         file.write_bytes(write(content))
         with pytest.raises(
-            TraceFileError, match="rank_0: the unpacked file has more than 1,000 bytes"
+            TraceFileError, match="rank_0: the file is larger than 1,000 bytes when"
         ):
             Trace.load(file)
 

@@ -77,10 +77,11 @@ def test_replay_explains_a_hang(tmp_path: Path) -> None:
         (lambda f: None, "run.trace: No such file or directory"),
         (lambda f: f.mkdir(), "the folder is empty"),
         (lambda f: f.write_text("hello"), "damaged, or not a trace"),
-        (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or damaged"),
+        (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or corrupt"),
         (
             lambda f: f.write_bytes(gzip.compress(b'{"format": "distkit-trace", "version": 99}')),
-            "the trace has format 99, but this version of distkit reads format 3. Update distkit: ",
+            "the trace is in format version 99, but this version of distkit reads version 3. "
+            "Update distkit: ",
         ),
         (
             lambda f: f.write_text('{"traceEvents": 7}'),

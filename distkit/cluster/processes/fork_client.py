@@ -305,7 +305,7 @@ def fork_all(requests: Iterable[tuple[ForkClient, dict[str, Any]]]) -> list[Chil
 
 
 def kill_processes(children: Collection[Child], discard_logs: bool = False) -> None:
-    """Kill processes on one or several machines, and all their descendants.
+    """Kill processes on one or more machines, and all their descendants.
 
     Args:
         children: the processes.

@@ -39,7 +39,7 @@ class Spec:
         store: prefix of the names of the rendezvous stores.
         environ: environment variables.
         path: ``sys.path``.
-        cwd: working folder.
+        cwd: working directory.
         port: a free port on rank 0's machine, for programs that use ``MASTER_PORT`` themselves.
         address: address of rank 0's machine.
         interface: network interface to the other machines, or "" if there are none.

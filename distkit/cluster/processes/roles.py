@@ -42,7 +42,7 @@ PORTS = 20
 
 @cache
 def preload() -> None:
-    """Import the modules that ranks need and hook torch, once for all ranks."""
+    """Import the modules that ranks need, and hook torch; forked ranks inherit both."""
     for name in _RANK_MODULES:
         import_module(name)
     from distkit.recording.tap import tap
@@ -61,7 +61,7 @@ def preload_engines() -> None:
 
 
 def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None:
-    """Run ipyparallel's own IPController, on Unix sockets in the cluster's private folder.
+    """Run ipyparallel's IPController on Unix sockets in the cluster's private folder.
 
     TCP is not used, because the controller picks free ports some time before it binds them, so
     concurrent starts may collide. CURVE authenticates the connections, and every message is signed
@@ -97,7 +97,7 @@ def controller(lifeline: Channel, folder: str, period: int, misses: int) -> None
 
 
 def _folder_options(profile: str, folder: str) -> list[str]:
-    """Return the options that keep ipyparallel's files out of the user's home.
+    """Return the options that keep ipyparallel files out of the user's home.
 
     The home may be full or read-only.
     """
@@ -109,7 +109,7 @@ def engine(
 ) -> None:
     """Run a rank that executes cells: an ipyparallel engine (IPEngine with an IPython kernel).
 
-    ``profile`` is ipyparallel's profile folder, ``folder`` the cluster's folder.
+    ``profile`` is the ipyparallel profile folder, ``folder`` the cluster's folder.
     """
     from ipykernel.iostream import OutStream
     from ipyparallel.engine.app import IPEngine

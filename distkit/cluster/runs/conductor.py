@@ -316,7 +316,7 @@ class Conductor:
     def _monitor(self, controller: RankController) -> None:
         """Replace ranks that die, until the run is over, interrupted or deadlocked.
 
-        The run is over when all ranks have ended, or one has failed.
+        The run is over once all ranks have ended, or one has failed.
         """
         while not self.deadlock:
             self._wait_until(

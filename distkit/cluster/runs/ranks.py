@@ -380,7 +380,7 @@ class Ranks(RankController):
         self._on_change()
 
     def _on_server_exit(self, run: Conductor, node: int, status: int) -> None:
-        """Report a server's exit, so that its backup takes over; without a backup, requests fail.
+        """Report a server's exit; its backup takes over or, if it has none, requests fail.
 
         End the run if the scheduler has exited, or if some node has not registered yet.
         """

@@ -398,7 +398,7 @@ class KVStore:
         return self._layouts[key]
 
     def _parts(self, key: Key, layout: Layout | None = None) -> list[tuple[int, Part]]:
-        """Return the parts of a key with the ids of their servers; a new key needs its layout."""
+        """Return a key's parts, each with its server's id; a new key needs its layout."""
         size = (layout or self._layout(key)).size
         parts = parts_of(key, size, len(self._servers), self.options.bound)
         return [(self._servers[part.server], part) for part in parts]

@@ -56,7 +56,7 @@ class Register(Request):
     """Register a node and its endpoint with the scheduler.
 
     A worker's ``endpoint`` is empty, and a server's ``options`` are None. ``number`` is
-    :data:`INCARNATION_STRIDE` times the number of earlier processes of this node.
+    :data:`INCARNATION_STRIDE` times the number of processes that this node had before this one.
     """
 
     endpoint: str
@@ -66,7 +66,7 @@ class Register(Request):
 class Barrier(Request):
     """Enter the run's ``nth`` barrier.
 
-    The response is sent when all workers that are still required have entered the barrier. Its
+    The response is sent once all workers that are still required have entered the barrier. Its
     ``version`` is the number of barriers that the run has passed.
     """
 
@@ -89,7 +89,7 @@ class NoteStored(Response):
 class Departed(Response):
     """Node ``peer`` has exited; ``first`` is the first request number of its replacement.
 
-    Servers receive it for every node, workers only for servers.
+    It is sent to servers for every node, and to workers only if the node is a server.
     """
 
     peer: int

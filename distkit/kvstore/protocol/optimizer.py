@@ -240,7 +240,7 @@ def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> OptimizerSpec:
-    """Return the specification of a name, or of a class or instance of ``torch.optim``.
+    """Return the specification for a name, or for a ``torch.optim`` class or instance.
 
     ``options`` override the corresponding options of an instance or a specification. The result is
     checked with a trial step, unless ``optimizer`` is an instance or a specification and there are
@@ -270,7 +270,7 @@ def spec_of(optimizer: Any, options: Mapping[str, Any] | None = None) -> Optimiz
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[tuple[OptimizerSpec, list[Tensor]]]:
-    """Return the specification and the parameters of each group of a new optimizer.
+    """Return the specification and parameters of each of a new optimizer's groups.
 
     Raises:
         KVStoreError: Servers do not support the optimizer, or it has already taken steps.

@@ -28,7 +28,7 @@ class Node:
             it (0700), which protects the sockets in it.
         keys: the run's public and secret key (CurveZMQ), or None to rely on the permissions of the
             folder.
-        incarnation: number of earlier processes of this node.
+        incarnation: how many processes this node had before this one.
         address: the address of the network interface to the other hosts, or "" if there are none.
         scheduler_endpoint: the scheduler's endpoint, or "" for the default on this host.
         run: the name of the run, unique in the folder.
@@ -137,6 +137,6 @@ def receive(sock: Any) -> list[Any] | None:
 
 
 def listen_on(sock: Any, address: str) -> str:
-    """Bind a socket to a free port of a network interface; return the endpoint."""
+    """Bind a socket to a free port on a network interface; return the endpoint."""
     sock.bind(f"tcp://{address}:*")
     return str(sock.last_endpoint.decode())

@@ -1,4 +1,4 @@
-"""The scheduler, which sends every node the address book when all nodes have registered."""
+"""The scheduler: sends every node the address book once all nodes have registered."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Scheduler:
     Args:
         workers: number of workers, W.
         servers: number of servers, S.
-        on_start: called when all nodes have registered.
+        on_start: called once all nodes have registered.
 
     >>> scheduler = Scheduler(workers=1, servers=1)
-    >>> scheduler.handle(Register(1, 0, "ipc://port-of-the-server"))
+    >>> scheduler.handle(Register(1, 0, "ipc://server-port"))
     []
     >>> replies = scheduler.handle(Register(0, 0, "", StoreOptions("dist_sync")))
     >>> [(a.node, a.endpoints) for a in replies]
-    [(0, {0: '', 1: 'ipc://port-of-the-server'}), (1, {0: '', 1: 'ipc://port-of-the-server'})]
+    [(0, {0: '', 1: 'ipc://server-port'}), (1, {0: '', 1: 'ipc://server-port'})]
     """
 
     def __init__(
@@ -128,6 +128,8 @@ class Scheduler:
         self.barriers += 1
         return [Reply(b.node, b.number, self.barriers) for b in requests]
 
+    # -- notes ------------------------------------------------------------------
+
     def _note(self, note: Note) -> NoteStored:
         if note.text is not None:
             self._notes[note.name] = note.text
@@ -136,13 +138,15 @@ class Scheduler:
     # -- nodes that exit ---------------------------------------------------------
 
     def handle_departure(self, node: int, incarnation: int, cause: str) -> list[Response]:
-        """Handle a node's exit; return notices, and responses to the requests that waited for it.
+        """Handle a node's exit.
 
-        Servers receive a notice of every exit, workers only of a server's exit.
+        Return the exit notices, and responses to the requests that were waiting for this node.
+
+        Servers are notified of every exit; workers are notified only when a server exits.
 
         Args:
             node: the node that has exited.
-            incarnation: number of earlier processes of this node.
+            incarnation: how many processes this node had before this one.
             cause: why it exited.
         """
         if incarnation < self._incarnations[node] or node in self.departed:
@@ -161,7 +165,7 @@ class Scheduler:
         return [*notices, *(self._release_barrier() if self.started else self._start_if_complete())]
 
     def _finish(self, request: Finished) -> list[Response]:
-        """Handle the end of a worker's function; barriers no longer wait for this worker."""
+        """Handle a worker whose function has returned; barriers no longer wait for it."""
         self.finished.add(request.node)
         return [Reply(request.node, request.number), *self._release_barrier()]
 

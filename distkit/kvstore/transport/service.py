@@ -39,7 +39,7 @@ from distkit.kvstore.transport.session import ServerSession
 class Peer:
     """A process that sends requests; ``send`` sends a message to it.
 
-    ``incarnation`` is the number of earlier processes of its node.
+    ``incarnation`` is how many processes its node had before this one.
     """
 
     send: Callable[[bytes, Sequence[memoryview]], None]
@@ -89,7 +89,7 @@ class Service:
 
         Args:
             node: the id of the node.
-            incarnation: number of earlier processes of this node.
+            incarnation: how many processes this node had before this one.
             cause: why it exited.
         """
         self._notice_sender.send(msgpack.encode((node, incarnation, cause)))

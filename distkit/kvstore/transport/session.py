@@ -7,9 +7,9 @@ With one backup per server, a crash loses no acknowledged push.
     worker ──push──► primary ──copy──► backup        the primary handles the push, and responds
            ◄──ack───         ◄──ack───               only after the backup has received it
 
-The backup handles the same messages in the same order, so both have bitwise equal values. When the
-primary has exited, the backup takes over; workers repeat unacknowledged requests, and a push that
-the backup has accepted is not applied again. A second crash may lose values.
+The backup handles the same messages in the same order, so both hold bitwise identical values. When
+the primary has exited, the backup takes over; workers repeat unacknowledged requests, and a push
+that the backup has accepted is not applied again. A second crash may lose values.
 
 Source: primary-backup replication as in Alsberg & Day, 1976; the ring is Li et al.'s, 2014.
 """

@@ -155,10 +155,10 @@ class Scene:
         Args:
             x: horizontal position.
             y: vertical position.
-            drawing: the shapes; empty texts are omitted.
+            drawing: the shapes; empty strings are omitted.
             begin: when it appears [s]; by default from the start.
             end: when it disappears [s]; by default never.
-            to: its position at ``end``; without an end, the drawing is shown halfway.
+            to: its position at ``end``; if there is no end, the drawing is shown halfway.
             steady: whether it moves at constant speed; otherwise it eases in and out.
             layer: number of its layer; higher layers cover lower ones.
         """

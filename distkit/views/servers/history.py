@@ -288,7 +288,7 @@ class _Clocks:
                 yield a, b, tuple(sorted(others))
 
     def _clocks(self, server_key: ServerKey, time: float) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the numbers of arrived and of applied gradients of each worker."""
+        """Return how many of each worker's gradients have arrived, and how many are applied."""
         sources = {w: self.sources.get((server_key, w), []) for w in self.workers}
         arrived, applied = (
             {w: bisect_right(source, time, key=attrgetter(name)) for w, source in sources.items()}
@@ -313,7 +313,7 @@ def _absences(
 def statuses(
     trace: EventLog, history: ServerHistory, names: dict[int, str]
 ) -> dict[int, list[StatusInterval]]:
-    """Return the statuses of the drawn workers, with the interval of each."""
+    """Return the statuses of each drawn worker, and when each status begins and ends."""
     items: dict[int, list[StatusInterval]] = defaultdict(list)
     for s in trace.spans:
         if s.op is Op.MARK:

@@ -84,8 +84,8 @@ def _origin(trace: EventLog, message: Message, send: Span) -> tuple[str, str]:
 def _schedule(name: str, n: int) -> tuple[list[Round], int, bool]:
     """Return an algorithm's rounds, its number of chunks, and whether its name is known.
 
-    An unknown name yields the rounds of a ring. The catalog imports torch; without torch, the ring
-    is the only known algorithm.
+    An unknown name yields the rounds of a ring. The catalog imports torch; if torch is missing,
+    the ring is the only known algorithm.
     """
     if name and n > 1 and find_spec("torch"):
         from distkit.algorithms import ALL_REDUCES

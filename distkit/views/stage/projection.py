@@ -396,7 +396,7 @@ def _panels(
 
 
 def _common(keyframes: Sequence[Keyframe]) -> list[str]:
-    """Return descriptions of the common properties of several keyframes."""
+    """Describe what several keyframes have in common."""
     messages, sizes = sum(b.meeting_time is None for b in keyframes), {b.nbytes for b in keyframes}
     effects, (size, *others) = {b.payload.reduce for b in keyframes}, sizes
     texts = [

@@ -8,7 +8,7 @@ columns are recomputed with each update.
 A rank *waits* in an operation until the last rank that the operation needs has arrived. The wait
 begins at the rank's last activity (the start of a call or the end of marked computation) or, if
 that is later, at the recorded start of the wait. After a *final* barrier, its members only pull or
-enter further barriers. The time until its last member arrives counts neither as waiting nor as
+enter more barriers. The time until its last member arrives counts neither as waiting nor as
 communication, because the other members have finished their work.
 """
 
@@ -462,7 +462,7 @@ def _arrival(ops: Operations, pairs: Pairs) -> Floats:
 
 
 def _final_barriers(ops: Operations, pairs: Pairs) -> Bools:
-    """Mark the barriers after which members only pull or enter further barriers."""
+    """Mark the barriers after which members only pull or enter more barriers."""
     barrier = ops.is_any_of([Op.BARRIER]) & (pairs.collective >= 0)
     work = ~ops.is_any_of([Op.BARRIER, Op.PULL])
     last = np.full(int(ops.rank.max(initial=-1)) + 1, -np.inf)
