@@ -351,7 +351,7 @@ TASKS: list[Task] = [
     Task(
         "total_of_all",
         "total_of_all(batches)",
-        "all-reduce the batches, and return the sum of the batches of all ranks",
+        "all-reduce the batches, and return the sum of all ranks' batches",
         "The ranks' lists have different lengths, and may be empty. Each batch is a tensor of one "
         "element.\nDo not modify the batches. All ranks return the same total.",
         total_of_all,

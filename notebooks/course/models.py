@@ -221,15 +221,15 @@ def _why_order(returned: Any, expected: list[Any], rank: int, ranks: int, microb
 
 
 def bytes_per_rank(parameters: int, ranks: int, stage: int) -> float:
-    """Stage 1 divides Adam's states, stage 2 also gradients, and stage 3 also parameters."""
+    """Stage 1 divides Adam's states, stage 2 adds gradients, and stage 3 adds parameters."""
     sharded = 8 * (stage >= 1) + 2 * (stage >= 2) + 2 * (stage >= 3)
     return parameters * (12 - sharded + sharded / ranks)
 
 
 _why_bytes = explain_mistakes(
     (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
-    otherwise="stage 1 divides Adam's states among the ranks, stage 2 also gradients, and stage 3 "
-    "also parameters",
+    otherwise="stage 1 divides Adam's states among the ranks, stage 2 adds gradients, and stage 3 "
+    "adds parameters",
 )
 
 
@@ -602,13 +602,13 @@ TASKS: list[Task] = [
         (
             "How many bytes do a parameter, its gradient and states take if nothing is divided?",
             "Stage 1 divides 8 of the 12 bytes by the number of ranks, stage 2 divides 10, and "
-            "stage 3 all 12.",
+            "stage 3 divides all 12.",
         ),
         _calls(bytes_per_rank, _why_bytes, product((1_000_000, 64), (4, 8), (0, 1, 2, 3))),
         (
             (lambda p, n, stage: 12 * p, "that is DDP, which keeps everything on every rank"),
             (lambda p, n, stage: 12 * p / n, "stage 1 divides Adam's states"),
-            (lambda p, n, stage: p * (12 - 4 * stage), "stage 2 also gradients, and stage 3 also"),
+            (lambda p, n, stage: p * (12 - 4 * stage), "stage 2 adds gradients, and stage 3 adds"),
         ),
     ),
     Task(
