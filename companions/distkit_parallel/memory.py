@@ -41,8 +41,8 @@ class States:
     ) -> States:
         """Return a data-parallel rank's state; sharded parts are divided evenly among the ranks.
 
-        Stage 1 shards the optimizer's state, stage 2 also the gradients, and stage 3 also the
-        parameters; stage 0 is DDP, which shards nothing.
+        Stage 1 shards the optimizer state, stage 2 also shards the gradients, and stage 3 the
+        parameters as well; stage 0 is DDP, which shards nothing.
 
         Args:
             parameters: the number of parameters.

@@ -312,7 +312,7 @@ def _bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def _interleaved_bubble(ranks: int, microbatches: int, chunks: int = 2) -> float:
-    """Return (p-1)/(m·v), or more if m < p: a rank then also waits before each further stage."""
+    """Return (p-1)/(m·v), or more if m < p: a rank then also waits before each later stage."""
     return (ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)) / (microbatches * chunks)
 
 

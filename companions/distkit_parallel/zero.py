@@ -1,16 +1,16 @@
 """Sharded data parallelism (ZeRO), in which each of R replicas keeps 1/R of the states.
 
-DDP keeps parameters, gradients and optimizer states on every rank. ZeRO's stage 1 shards the
-optimizer states, stage 2 also the gradients, and stage 3 also the parameters::
+DDP keeps parameters, gradients and optimizer states on every rank. Stage 1 of ZeRO shards the
+optimizer states, stage 2 also shards the gradients, and stage 3 the parameters as well::
 
                  before          forward, backward           step            after
-    DDP          w               all-reduce g                on all          -
-    stage 1      w               all-reduce g                on its part     all-gather w
-    stage 2      w               reduce-scatter g            on its part     all-gather w
-    stage 3      all-gather w    all-gather w, reduce-sc. g  on its part     -
+    DDP          w               all-reduce g                everything      -
+    stage 1      w               all-reduce g                own shard       all-gather w
+    stage 2      w               reduce-scatter g            own shard       all-gather w
+    stage 3      all-gather w    all-gather w, reduce-sc. g  own shard       -
 
-An all-reduce is a reduce-scatter and an all-gather, so stages 1 and 2 send the same bytes as DDP.
-Stage 3 sends 1.5 times as many.
+An all-reduce is a reduce-scatter and an all-gather, so stage 2 sends as many bytes as DDP. Stages 1
+and 3 send 1.5 times as many.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Zero:
     parameters, including those in a ModuleList, is a unit: a flat vector whose r-th part is stored
     on rank r.
 
-    Every rank must use the same units in the same order, as with DDP: messages have no names,
-    so ranks that skip different layers would mix gradients or wait for each other.
+    Every rank must use the same units in the same order, as with DDP: collectives are matched
+    only by their order, so ranks that skip different layers would mix up gradients or wait for each
+    other.
 
     Args:
         model: the model, with the same weights on every rank.
         optimizer: a function that creates the optimizer for this rank's parts, such as
             ``lambda parts: torch.optim.Adam(parts, lr=1e-3)``. Its update must be elementwise.
-        stage: 0 shards nothing, like DDP. 1 shards optimizer states, 2 also gradients, and 3 also
+        stage: 0 shards nothing, like DDP. 1 shards optimizer states, 2 adds gradients, and 3 adds
             parameters.
         group: the process group; None means the default group.
 
@@ -82,7 +83,7 @@ class Zero:
 
     def step(self) -> None:
         """Update this rank's parts, and gather the parameters in stages 1 and 2."""
-        # no hook has reduced the units with parameters that the loss does not use
+        # the hooks skip units with parameters that the loss does not use
         for unit in reversed(self.units):
             unit.reduce_gradients()
         self.optimizer.step()
@@ -91,7 +92,7 @@ class Zero:
 
 
 class _Unit:
-    """The parameters of a module in a vector ``w``, with this rank's shard ``part``."""
+    """A module's parameters, flattened into ``w``; ``part`` is this rank's shard."""
 
     def __init__(
         self,
