@@ -1,4 +1,4 @@
-"""Ranks on other machines, simulated with ipyparallel's launcher "local"."""
+"""Ranks on other machines, simulated with the ipyparallel launcher "local"."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_ranks_run_in_an_existing_ipyparallel_cluster(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engines": "slurmm"}, "not one of ipyparallel's launchers"),
+        ({"engines": "slurmm"}, "not an ipyparallel launcher"),
         ({"engines": "local", "acount": "x"}, "'acount' is not an option"),
         ({"engines": "mpi", "mpi_cmd": ["no-mpiexec"]}, "no-mpiexec is not installed here"),
         ({"engines": "local", "device": "cuda:99"}, r"on \S+: device='cuda:99'"),

@@ -1,4 +1,4 @@
-"""Clusters started by ipyparallel's launchers on laboratory hosts, and failed starts."""
+"""Clusters started by ipyparallel launchers on laboratory hosts, and failed starts."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_full_disk_stops_recording_but_not_the_rank(
 
 def test_unreadable_file_raises(tmp_path: Path) -> None:
     (tmp_path / "x.rank").write_bytes(b"distkit-rank 9\n")
-    with pytest.raises(dk.errors.TraceFileError, match="another version of distkit"):
+    with pytest.raises(dk.errors.TraceFileError, match="a different version of distkit"):
         Trace.load(tmp_path)
     (tmp_path / "x.rank").write_bytes(rankfile.MAGIC)
     with pytest.raises(dk.errors.TraceFileError, match="the file is empty"):

@@ -54,7 +54,7 @@ def doctor(
 
     Args:
         hosts: other machines, each named as for ssh: ``"alpha"``, ``"me@10.0.0.2"``.
-        ssh_cmd: the command that connects to them, as in ipyparallel's launchers: ssh, optionally
+        ssh_cmd: the command that connects to them, as for ipyparallel launchers: ssh, optionally
             with options, such as ``["ssh", "-F", "lab.config"]``, or another program that accepts a
             host and a command line.
         python: the path of Python on the hosts; by default, the path of this process's Python if it

@@ -49,19 +49,20 @@ START = (
     r"[exec(compile(t,'probe','exec'),names) for t in sys.stdin.read(int(sys.argv[1])).split('\f')]"
 )
 
-#: Timeout for a connection [s]; lookups may take twice as long, and datagrams half as long.
+#: Timeout for a connection [s]. The timeout is twice as long for lookups and half as long for
+#: datagrams.
 TIMEOUT = 2.0
 
 #: Maximum number of concurrent connections or lookups.
 MAX_CONCURRENT = 200
 
-#: Timeout for importing torch, which may be on a network disk [s].
+#: Timeout for importing torch, which may be on a network file system [s].
 IMPORT_TIMEOUT = 60
 
 #: The packages whose versions are reported.
 PACKAGES = ("torch", "ipyparallel", "distkit", "jupyterlab", "ipykernel", "anywidget", "numpy")
 
-#: A probe exits after this time without a request [s].
+#: A probe exits if it gets no request for this long [s].
 IDLE_TIMEOUT = 60
 
 Json = dict[str, Any]
@@ -139,7 +140,8 @@ def torch() -> Json:
         process = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT)
     except subprocess.TimeoutExpired:
         return {
-            "error": f"the import took over {IMPORT_TIMEOUT} s. Check the load and the network disk"
+            "error": f"importing torch took more than {IMPORT_TIMEOUT} s. Check the host's load "
+            "and its network file system"
         }
     if process.returncode:
         return {
@@ -207,7 +209,7 @@ class Probe:
         return Path(path).exists() and Path(path).read_text() == path
 
     def do_listen(self, address: str, secret: str) -> int:
-        """Listen on a free port of an address and return the port."""
+        """Listen on a free port at an address and return the port."""
         self._secret = secret.encode()
         server = socket.create_server((address, 0))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

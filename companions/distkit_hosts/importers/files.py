@@ -1,8 +1,8 @@
 """Read files from other programs: flight-recorder dumps and profiler traces, one for each rank.
 
-The content of a file, not its name, determines its kind. Nothing in it is executed. Pickled dumps
-are read by an unpickler that accepts only plain values: numbers, strings, booleans, None, and
-lists, tuples and dicts of these. The result is checked like a saved trace, so it can be saved
+The type of a file is detected from its content, not its name. Nothing in it is executed. Pickled
+dumps are read by an unpickler that accepts only plain values: numbers, strings, booleans, None,
+and lists, tuples and dicts of these. The result is checked like a saved trace, so it can be saved
 as one.
 """
 
@@ -28,11 +28,11 @@ from distkit.trace.info import MAX_RANKS, RankInfo, RunInfo
 from distkit.trace.log import Log
 from distkit_hosts.importers import flight_recorder, kineto
 
-#: First byte of a pickle of protocol 2 or later.
+#: First byte of a pickle that uses protocol 2 or later.
 _PICKLE = b"\x80"
 #: The name of an event; torch does not escape quotes in it (pytorch#146900).
 _NAME = re.compile(r'(?<="name": ").*?(?=",\s*"(?:ph|pid|cat|ts)":)')
-#: Suffixes without a digit, which follow the rank's number.
+#: Digit-free suffixes after the rank number.
 _SUFFIXES = re.compile(r"(\.[a-zA-Z_]+)+$")
 _RANK = re.compile(r"rank[ _.=-]?(\d+)", re.IGNORECASE)
 _KNOWN = (
@@ -43,7 +43,7 @@ _File = flight_recorder.Dump | kineto.Profile
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads only plain values, and rejects everything that would be imported or executed.
+    """Reads only plain values, and rejects anything that would be imported or executed.
 
     >>> PlainUnpickler(io.BytesIO(pickle.dumps({"a": [1, (2.5, None)]}))).load()
     {'a': [1, (2.5, None)]}
@@ -57,7 +57,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def load(paths: Sequence[Path], kind: type[Log]) -> Log:
-    """Read the dumps or traces of the ranks of one run, one file per rank.
+    """Read one run's dumps or traces, one file per rank.
 
     Args:
         paths: files, or one folder of files. The rank is read from the content of a file or, if it
@@ -65,10 +65,11 @@ def load(paths: Sequence[Path], kind: type[Log]) -> Log:
         kind: the class of the result.
 
     Raises:
-        TraceFileError: a file is damaged or of another kind, its rank is unknown, two files belong
-            to the same rank, or the files contain no events.
+        TraceFileError: a file is damaged or has an unsupported type, the files have different
+            types, the rank of a file is unknown, two files belong to the same rank, or the files
+            contain no events.
         FileNotFoundError: a file does not exist.
-        IsADirectoryError: a folder has no files.
+        IsADirectoryError: a folder contains no files.
     """
     files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
     contents = {path: checked([path], partial(_parse, path)) for path in files}
@@ -91,7 +92,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _parse(path: Path) -> _File:
-    """Parse a file as the kind of dump or trace that it contains."""
+    """Detect which type of dump or trace a file contains, and parse it."""
     if file.is_trace_file(path):
         raise TraceFileError(
             f"{path} is a distkit trace of all ranks. Load only this file: dk.Trace.load(FILE)."
@@ -130,16 +131,16 @@ def checked(files: Sequence[Path], parse: Callable[[], Any]) -> Any:
 
 
 def _names(files: Sequence[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{files[0].parent}, {len(files)} files"
+    return str(files[0]) if len(files) == 1 else f"{len(files)} files, starting with {files[0]}"
 
 
 def _read(contents: Mapping[Path, Any]) -> tuple[list[Event], RunInfo]:
-    """Return the events in files of one kind, and the metadata of their run."""
+    """Return the events in files of a single type, and the metadata of their run."""
     kinds = {type(content): path.name for path, content in contents.items()}
     if len(kinds) > 1:
         raise TraceFileError(
-            f"{' and '.join(kinds.values())} are of different kinds. Pass files of one kind: "
-            "dk.Trace.load([file, …])."
+            f"{' and '.join(kinds.values())} are different types of files. Pass files of a "
+            "single type: dk.Trace.load([file, …])."
         )
     reader = kineto if kineto.Profile in kinds else flight_recorder
     paths = _paths_by_rank(contents)
@@ -160,7 +161,7 @@ def _paths_by_rank(contents: Mapping[Path, _File]) -> dict[int, Path]:
             rank = _rank_in(path.name)
         if rank is None:
             raise TraceFileError(
-                f"{path}: the file's rank is unknown. End its name with the rank's number: "
+                f"{path}: the file's rank is unknown. End its name with the rank number: "
                 f"{path.stem}_0"
             )
         if rank in found:
@@ -173,7 +174,7 @@ def _paths_by_rank(contents: Mapping[Path, _File]) -> dict[int, Path]:
 
 
 def _rank_in(name: str) -> int | None:
-    """Return the number after the word "rank" in a name or, without that word, the last number.
+    """Return the number after the word "rank" in a name, or the last number if it is absent.
 
     >>> _rank_in("nccl_trace_rank_container-node07_40")
     40

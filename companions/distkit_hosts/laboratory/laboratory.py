@@ -1,4 +1,4 @@
-"""The laboratory: several hosts on this machine, commands on them, and fault injection."""
+"""Simulated hosts on this machine, with methods to run commands on them and inject faults."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Laboratory:
         head: the name of an additional host for launchers; None for no head.
         skew: offset of each host's monotonic clock from the machine's [s]. The time of day cannot
             differ, because Linux has no namespace for it.
-        shared: folders in ``/tmp`` or another private folder that the hosts share nevertheless. The
-            current folder, the home folder and the folders of Python and distkit are always shared.
+        shared: folders in ``/tmp`` or another private folder that the hosts share anyway. The
+            current folder, the home folder, and the Python and distkit folders are always shared.
 
     Raises:
         LaboratoryError: namespaces are not allowed, a program is missing, or a name is invalid.
@@ -76,7 +76,7 @@ class Laboratory:
             self._check(host)
         starting.check_platform()
         path = cleanup.make_folder(cleanup.new_prefix())
-        #: The folder of the laboratory, on all hosts and here.
+        #: The laboratory's folder, at the same path on every host and on this machine.
         self.folder = Path(path)
         self._open = ExitStack()  # sockets of the hosts in this process
         #: The addresses that each host knows.
@@ -117,7 +117,7 @@ class Laboratory:
 
         Args:
             host: the host.
-            cwd: the command's working folder; None for the current one.
+            cwd: the command's working directory; None for the current one.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -128,7 +128,7 @@ class Laboratory:
         return [*self._admin_prefix(host), *as_user, find("setpriv"), *settings]
 
     def address(self, host: str) -> str:
-        """Return the address of a host in the laboratory's network.
+        """Return the address of a host on the laboratory's network.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -223,13 +223,13 @@ class Laboratory:
         """
         resolvers = [*(self.hosts if on is None else on)]
         self._inject(
-            f"{', '.join(resolvers)} do not know {host}",
+            f"{', '.join(resolvers)} cannot resolve {host}",
             lambda: self._rename(resolvers, host, to),
             lambda: self._rename(resolvers, host, self.address(host)),
         )
 
     def crash(self, host: str) -> None:
-        """Kill a host permanently, like a power failure: the others are not notified.
+        """Kill a host permanently, as in a power failure: the others are not notified.
 
         Raises:
             LaboratoryError: the host does not exist.
@@ -259,7 +259,7 @@ class Laboratory:
 
     @cached_property
     def _listener(self) -> socket.socket:
-        """A socket that this process owns and that listens on a free port of the first host."""
+        """A socket that this process owns and that listens on a free port on the first host."""
         head = self.hosts[0]
         local, remote = socket.socketpair()
         with local, remote:

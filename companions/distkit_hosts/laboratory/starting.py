@@ -1,6 +1,6 @@
 """Start a laboratory, and the SSH servers on its hosts.
 
-OpenSSH's server runs on each host, with keys created for the laboratory.
+An OpenSSH server runs on each host, with keys created for the laboratory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin:/us
 #: Whether all hosts share a user namespace that maps an ordinary user to root.
 ROOTLESS = os.geteuid() != 0
 
-#: A script that runs without distkit's other modules.
+#: A script that runs without the other modules of distkit.
 _INIT = Path(__file__).with_name("init.py")
 
 _FORBIDDEN = (

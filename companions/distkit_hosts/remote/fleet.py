@@ -48,7 +48,7 @@ class HostRequest:
 
     Args:
         ranks: number of ranks by machine, or in total.
-        engines: ipyparallel's launcher: "ssh", "mpi", "slurm", …; "" if a client is given.
+        engines: the ipyparallel launcher: "ssh", "mpi", "slurm", …; "" if a client is given.
         client: the client of an existing cluster.
         interface: an address of this machine that the others can reach, optionally with a port, or
             a listening socket; "" to detect the address.
@@ -411,7 +411,7 @@ def _check_compatible(facts: dict[str, Any]) -> None:
     """Check that a machine has the required packages and compatible versions.
 
     Raises:
-        StartError: a package is missing, or Python or distkit has another version.
+        StartError: a package is missing, or the version of Python or distkit is incompatible.
     """
     for package in facts["missing"]:
         raise StartError(

@@ -1,4 +1,4 @@
-"""Start agents on other machines: over SSH, with ipyparallel's launchers, or from engines there.
+"""Start agents on other machines: over SSH, with ipyparallel launchers, or from engines there.
 
 The launchers start :mod:`distkit_hosts.remote.agent` in place of an engine, with one ``srun`` or
 ``mpiexec`` for a whole allocation. The kernel's endpoint and the keys are passed in an
@@ -316,13 +316,13 @@ def _make(name: str, folder: str, options: dict[str, Any], kernel: dict[str, Any
         kind = AgentsBySlurm if name == "slurm" else find_launcher_class(name, "engine")
     except KeyError:
         raise StartError(
-            f"engines={name!r} is not one of ipyparallel's launchers. Use 'ssh', 'mpi', 'slurm', "
+            f"engines={name!r} is not an ipyparallel launcher. Use 'ssh', 'mpi', 'slurm', "
             "'pbs', 'sge', 'lsf', 'htcondor' or 'local'."
         ) from None
     known = kind.class_traits(config=True)
     options = {**options}
     counts = options.pop("mpi_hosts", {}) if name == "mpi" else {}
-    _check_options(options, known, f"ipyparallel's {kind.__name__}")
+    _check_options(options, known, f"the ipyparallel launcher {kind.__name__}")
     traits: dict[str, Any] = {
         "engine_cmd": [options.get("remote_python", sys.executable), "-m", _MODULE],
         "profile_dir": folder,
@@ -418,7 +418,7 @@ def launch(
     kernel: dict[str, Any],
     fail: Callable[[str], None],
 ) -> Launch:
-    """Return a launch of agents: from engines, over SSH, or with one of ipyparallel's launchers.
+    """Return a launch of agents: from engines, over SSH, or with an ipyparallel launcher.
 
     Args:
         launcher: a client of the engines, or a name as in ``ipyparallel.Cluster(engines=name)``.

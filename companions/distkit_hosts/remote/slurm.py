@@ -1,4 +1,4 @@
-"""ipyparallel's launcher for Slurm, adapted to agents. Its configuration is unchanged."""
+"""The ipyparallel launcher for Slurm, adapted to agents. Its configuration is unchanged."""
 
 from __future__ import annotations
 

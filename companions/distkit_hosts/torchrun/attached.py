@@ -86,7 +86,7 @@ def record(folder: str | Path = FOLDER) -> None:
     if _current is None and not has_recorded_parent and _recorder.current() is None:
         launched = detect(os.environ)
         _current = Attached(launched, Path(folder).absolute())
-        if launched.launcher != "none":  # without a launcher, this process may start ranks
+        if launched.launcher != "none":  # otherwise, this process may start ranks
             os.environ[_ATTACHED] = str(os.getpid())
 
 

@@ -1,7 +1,7 @@
-"""Merge the files of ranks on one or several hosts into one trace.
+"""Merge the files of ranks on one or more hosts into one trace.
 
-The processes on a host share a monotonic clock. The clocks of several hosts are aligned using the
-messages between them and, if messages provide no bound, the wall clocks.
+The processes on a host share a monotonic clock. Clocks on different hosts are aligned using the
+messages between the hosts and, if messages provide no bound, the wall clocks.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def merge(records: Iterable[Record]) -> tuple[list[Event], RunInfo]:
 def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
     """Return the records of each attempt of the latest run, by rank.
 
-    torchrun starts all ranks of a run again when one of them fails or a host joins.
+    torchrun restarts all ranks of a run when one of them fails or a host joins.
     """
     records = list(records)
     if not records:
         raise TraceFileError("No rank files were found. Pass a folder that contains rank files.")
-    # a process without a launcher may only have started ranks
+    # a process without a launcher may be just the parent that started the ranks
     ranks = [r for r in records if r.rows or r.header["launcher"] != "none"] or records
     attempts: list[dict[int, Record]] = []
     for record in sorted(ranks, key=_start_time):
@@ -87,7 +87,7 @@ def attempts_of(records: Iterable[Record]) -> list[dict[int, Record]]:
 
 
 def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
-    """Return whether a rank belongs to an attempt whose known ranks did not start later."""
+    """Return whether a rank belongs to an attempt whose known ranks started no later than it."""
     others = attempt.values()
     if record.rank in attempt or any(r.world_size != record.world_size for r in others):
         return False
@@ -98,8 +98,8 @@ def _belongs(record: Record, attempt: Mapping[int, Record]) -> bool:
 def _launcher(record: Record) -> tuple[Any, ...]:
     """Return the identity of the torchrun agent that starts a rank, or of the rank's own process.
 
-    Only torchrun restarts ranks. Hosts that share a kernel share its clock, and their pids may
-    coincide.
+    Only torchrun restarts ranks. Containers on one machine share its clock, and can have the same
+    pids.
     """
     header = record.header
     pid = header["parent" if header["launcher"] == "torchrun" else "pid"]
@@ -239,7 +239,7 @@ def _raising(record: Record) -> Raising:
     return Raising(seq, text, _source_line(record.header["folder"], where))
 
 
-#: The signals of crashes, by the start of faulthandler's message.
+#: Crash signals, keyed by the first words of the faulthandler message.
 _CRASHES = {
     "Aborted": "SIGABRT",
     "Segmentation fault": "SIGSEGV",
@@ -267,13 +267,13 @@ def end_of(record: Record, ahead: float = 0.0) -> RankEnd | None:
         return RankEnd("died", text, _crashed_at(record), until)
     if record.fault:  # a signal ended the rank
         return RankEnd("released", time=until)
-    if _may_run(record):
+    if _may_be_running(record):
         return None
     text = "without a report: it was killed or called os._exit, or its host was lost"
     return RankEnd("died", text, time=until)
 
 
-def _may_run(record: Record) -> bool:
+def _may_be_running(record: Record) -> bool:
     """Return whether a rank that has not recorded its end may still be running."""
     shares_clock = record.header["clock"] == rankfile.clock()
     age = time.monotonic() - record.until if shares_clock else time.time() - _end_time(record)

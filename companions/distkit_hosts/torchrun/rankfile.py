@@ -4,7 +4,7 @@ The first line states the format. Named entries follow: first ``about``, then mo
 is msgpack with a length and a checksum, so that an entry truncated by a crash is detected. Reading
 a file executes nothing. Events reach the file a few tenths of a second after they occur. Until
 then, they are in the black box, a file next to it (``NAME.box``). ``NAME.fault`` contains
-faulthandler's report of the signal that killed the rank. A rank that exits normally removes both
+the faulthandler report of the signal that killed the rank. A rank that exits normally removes both
 files.
 """
 
@@ -139,13 +139,13 @@ class Record:
     Args:
         path: the path of the file.
         header: ``rank``, ``world_size``, ``host``, ``pid``, ``parent`` (the parent's pid),
-            ``pid_namespace`` (pids are unique within one), ``launcher``, ``clock`` (equal for
+            ``pid_namespace`` (pids are unique within one), ``launcher``, ``clock`` (the same for
             processes with the same monotonic clock), ``began`` (the monotonic and the wall clock at
             the start [s]), ``folder`` (the current folder), ``program``, ``socket`` (the path of
             the rank's socket, or "" if it has none).
         rows: the events.
         notes: the values of the other entries, by name and in order.
-        fault: faulthandler's report of the received signals.
+        fault: the faulthandler report of the received signals.
         is_growing: whether the rank is known to be running.
         size: the number of bytes of the file that have been read.
     """
@@ -227,7 +227,8 @@ def read(path: Path) -> Record:
     """Read the file of a rank and the files next to it.
 
     Raises:
-        TraceFileError: the file is damaged, empty, or of another kind or version.
+        TraceFileError: the file is damaged or empty, is not a rank file, or was written by a
+            different version of distkit.
         OSError: the file cannot be read.
     """
     # read these files first, because an exiting rank removes them once its own file is complete
@@ -235,7 +236,7 @@ def read(path: Path) -> Record:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise TraceFileError(
-                f"{path}: not a rank's file, or written by another version of distkit. Load it "
+                f"{path}: not a rank file, or written by a different version of distkit. Load it "
                 "with that version."
             )
     record = Record(path)
