@@ -18,7 +18,7 @@ from distkit_course.exercises import LESSONS, QUESTIONS, TASKS
 from distkit_course.questions import LEVELS, Question
 from distkit_course.task import Task, source
 
-#: Maximum points of a question, which an instructor grades.
+#: Maximum number of points for a question, which an instructor grades.
 _POINTS = len(LEVELS)
 
 #: Code of a check cell: nbgrader reads the last value as points, and output to stderr as a failure.

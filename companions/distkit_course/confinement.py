@@ -66,7 +66,7 @@ def _limit_processes(limit: int) -> None:
 
 
 def _threads() -> int:
-    """Return the number of threads of this user's processes."""
+    """Return how many threads this user's processes have."""
     processes = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
     own_processes = [
         info for info in processes if info["uids"] and info["uids"].real == os.getuid()

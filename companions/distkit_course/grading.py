@@ -55,7 +55,7 @@ class Report:
 
     @property
     def points(self) -> int:
-        """The points of the submission."""
+        """The number of points that the submission earned."""
         return sum(row["points"] for row in self.criteria)
 
     @property

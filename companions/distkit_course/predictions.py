@@ -263,12 +263,12 @@ def predict(question: str, choices: Sequence[object] | None = None) -> Predictio
     The guess can be changed until the answer is known; until then, running the cell again keeps it.
 
     Args:
-        question: the question. Without choices, it asks for one or several numbers, or for two if
+        question: the question. Without choices, it asks for one or more numbers, or for two if
             it contains the words "two numbers".
         choices: the possible answers, numbers or strings; None for any number.
 
     Raises:
-        DistkitError: there are fewer than two choices, or two are equal.
+        DistkitError: there are fewer than two choices, or two are the same.
 
     >>> guess = predict("How many messages does rank 0 send?")
     >>> guess.commit(6)

@@ -77,7 +77,7 @@ def read(submission: Path) -> dict[str, SubmittedFunction | str]:
 
 
 def _texts(submission: Path) -> list[str]:
-    """Return the code of each cell of a file."""
+    """Return the code of each cell in a file."""
     if not submission.is_file():
         raise ValueError("it is not a file")
     if submission.stat().st_size > MAX_SIZE:

@@ -49,7 +49,7 @@ class Criterion:
         name: one word, such as "values" or "messages".
         text: the observation.
         status: pass, fail, wasteful (correct, but more expensive than necessary) or blocked (cannot
-            be judged on this machine now; does not affect the points).
+            be judged on this machine at the moment; does not affect the score).
         trace: the trace of the run.
     """
 
@@ -68,8 +68,8 @@ class Criterion:
 class Verdict:
     """The verdict on an answer. It is true if the answer passes.
 
-    ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted". The answer gets
-    ``points`` of ``max``, one for each criterion that it meets.
+    ``status`` is "pass", "fail", "wasteful", "blocked" or "not attempted". The answer earns
+    ``points`` out of ``max``, one for each criterion that it meets.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Verdict:
 
     @property
     def points(self) -> int:
-        """The points of the answer."""
+        """The number of points that the answer earned."""
         return sum(c.status == PASS for c in self.criteria)
 
     @property
     def max(self) -> int:
-        """The maximum number of points, without blocked criteria."""
+        """The maximum number of points, not counting blocked criteria."""
         return self.worth - sum(c.status == BLOCKED for c in self.criteria)
 
     @property
@@ -135,13 +135,13 @@ class Task:
     Args:
         name: the name in ``dk.check.NAME``.
         signature: the function's name and parameters.
-        goal: the task of the function, in one sentence.
+        goal: what the function must do, in one sentence.
         details: additional information about the parameters and the result.
         solution: an answer that passes.
         hints: hints, the vaguest first.
-        trial: the test of a function that has the right number of parameters.
+        trial: the test; called only if the function takes the right number of parameters.
         wrong: common wrong answers, each with text that its verdict contains.
-        worth: the points, one for each criterion that the solution meets.
+        worth: how many points the exercise is worth, one per criterion that the solution meets.
     """
 
     name: str
@@ -194,15 +194,15 @@ class Task:
         return Verdict(self.name, NOT_ATTEMPTED, (), advice, self.worth)
 
     def _criteria(self, answer: Answer) -> Iterator[Criterion]:
-        """Yield the criteria until the first mistake, which is a failed criterion."""
+        """Yield criteria up to the first mistake, which is yielded as a failed criterion."""
         try:
             if not _accepts(answer, self.signature.count(",") + 1):
                 signature = inspect.signature(answer)
                 parameters = signature if signature.parameters else "no arguments"
-                raise WrongAnswer(f"write def {self.signature}: yours takes {parameters}")
+                raise WrongAnswer(f"write def {self.signature}; yours takes {parameters}")
             code = getattr(answer, "__code__", None)
             if code and (code.co_code, code.co_consts) == (_STUB.co_code, _STUB.co_consts):
-                raise NotAttempted  # without ranks
+                raise NotAttempted  # before starting any ranks
             yield from self.trial(answer)
         except WrongAnswer as mistake:
             yield Criterion("values", str(mistake), FAIL, mistake.trace)
@@ -219,7 +219,7 @@ def name_of(answer: Answer) -> str:
 
 
 def raised(error: Exception, answer: Answer) -> str:
-    """Describe an answer's exception, with the learner's line that raised it."""
+    """Describe an answer's exception, with the line of the learner's code that raised it."""
     lines = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -272,7 +272,7 @@ def source(function: Callable[..., Any]) -> Source:
 
 
 def _imports(module: ModuleType, used: set[str]) -> Iterator[str]:
-    """Yield a module's imports of the used names, and an import of the names it defines."""
+    """Yield the module's imports of names in ``used``, then an import of those that it defines."""
     defined = []
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Import | ast.ImportFrom):

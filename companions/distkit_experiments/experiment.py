@@ -306,7 +306,7 @@ class Experiment:
 
         Args:
             names: columns of :meth:`to_dataframe`; by default, the run time and the first returned
-                value (or, without any, the first measurement).
+                value (or, if there is none, the first measurement).
             against: a parameter or another result; by default, the first varied parameter.
 
         Raises:

@@ -217,7 +217,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
     Args:
         records: the runs.
         results: names of columns; if empty, the run time and the first returned value
-            (or, without any, the first measurement).
+            (or, if there is none, the first measurement).
         against: a varied parameter or another result; if "", the first varied parameter.
 
     Raises:

@@ -124,7 +124,7 @@ class Job:
         recompute: "none", "selective" or "full".
         sequence_parallel: whether tensor-parallel ranks also divide the tokens outside of
             tensor-parallel layers.
-        flash: whether attention is fused, so that it writes no scores.
+        flash: whether attention is fused and writes no scores to memory.
         zero: the ZeRO stage.
 
     Raises:

@@ -28,8 +28,8 @@ class Link:
         alpha: the latency [s].
         beta: the time per byte [s/byte], the inverse of the bandwidth.
         gamma: the time per byte to add received values [s/byte].
-        switches: the sizes at which the transport switches to another protocol, such as rendezvous,
-            as ``(nbytes, alpha, beta)`` for messages larger than ``nbytes``.
+        switches: the sizes at which the transport switches to a different protocol, such as
+            rendezvous, as ``(nbytes, alpha, beta)`` for messages larger than ``nbytes``.
 
     Raises:
         ValueError: a number is negative or not finite, or a beta is so large (more than 1 s/byte)
@@ -83,7 +83,7 @@ class Link:
         return cls(latency, 1 / bandwidth, gamma)
 
     def seconds(self, nbytes: ArrayLike) -> Any:
-        """Return the time of a message of ``nbytes`` [s]; an array yields an array."""
+        """Return how long a message of ``nbytes`` takes [s]; an array yields an array."""
         size = np.asarray(nbytes, float)
         if not self.switches:
             return plain(self.alpha + self.beta * size)

@@ -27,9 +27,9 @@ from distkit_simulation.simulator import Delay, Stragglers, Writer
 class ParameterServerResult:
     """The result of :func:`parameter_server`.
 
-    ``finished`` lists the time at which each gradient arrived on all servers [s], ``workers`` lists
-    the worker of each gradient, and ``staleness`` lists the number of gradients applied since that
-    worker's pull (0 if synchronous). ``waited`` is the time that each worker waited [s].
+    ``finished`` lists the time at which each gradient arrived at all servers [s], ``workers`` lists
+    the worker that computed each gradient, and ``staleness`` lists the number of gradients applied
+    since that worker's pull (0 if synchronous). ``waited`` is the time that each worker waited [s].
     """
 
     finished: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class ParameterServerResult:
 
     @property
     def seconds(self) -> float:
-        """The time at which the last gradient arrived on all servers [s]."""
+        """The time at which the last gradient arrived at all servers [s]."""
         return max(self.finished, default=0.0)
 
 
@@ -69,11 +69,12 @@ class Simulation:
         self.compute, self.slow = compute, slow
         self.receiving_until, self.sending_until = [0.0] * self.servers, [0.0] * self.servers
         self.step, self.pulled_versions = [0] * workers, [0] * workers
-        self.version = 0  # number of applied gradients of all workers
+        self.version = 0  # number of gradients applied so far, from all workers
         self.arrivals: list[list[int]] = [[] for _ in range(steps)]  # workers, by step
         self.updates = 0
         self.wait_starts: dict[int, float] = {}  # worker -> start of its wait
         self.held_pulls: dict[tuple[int, int], tuple[float, str]] = {}  # by worker and server
+        # time, tie-breaker, worker, event, number of servers that the worker has contacted
         self.heap: list[tuple[float, int, int, str, int]] = []
         self.sequence = itertools.count()
         self.writer = Writer(workers + self.servers)
@@ -122,7 +123,7 @@ class Simulation:
         return end
 
     def _apply_gradient(self, time: float, w: int) -> None:
-        """Process a gradient that has arrived on all servers."""
+        """Process a gradient that has arrived at all servers."""
         step = self.step[w]
         self.result.finished.append(time)
         self.result.workers.append(w)
@@ -154,7 +155,7 @@ class Simulation:
     # -- the trace ----------------------------------------------------------------------
 
     def _record_update(self, time: float, workers: Sequence[int], staleness: int) -> None:
-        """Record an update with these workers' gradients on all servers, as the KVStore does."""
+        """Record, on every server, an update with these workers' gradients, as the KVStore does."""
         self.updates += 1
         sources = {"workers": tuple(sorted(workers)), "stale_by": (staleness,) * len(workers)}
         for s in range(self.servers):
@@ -254,7 +255,7 @@ def parameter_server(
 
     Args:
         workers: the number of workers; their ranks precede the servers' ranks.
-        tensors: the bytes of each parameter array, assigned by :func:`assign_tensors`.
+        tensors: the size of each parameter array in bytes, assigned by :func:`assign_tensors`.
         servers: the number of servers.
         link: the link between workers and servers.
         compute: the compute time of a step [s], or a function that draws it.

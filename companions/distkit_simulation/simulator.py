@@ -293,7 +293,7 @@ def finish_times(
     seed: int = 0,
     **options: Any,
 ) -> Floats:
-    """Simulate a schedule without a trace; return the end time of each rank [s], shape (n,).
+    """Return the end time of each rank [s], shape (n,), without recording a trace.
 
     >>> from distkit_simulation.network import Link
     >>> finish_times("ring", 4, 4000, Network(Link(alpha=1e-6, beta=1e-9)))

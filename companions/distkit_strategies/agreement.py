@@ -40,7 +40,7 @@ class Agreement:
     def inside_run(self) -> Iterator[None]:
         """Track one run of a replica function, and record why it ended."""
         start = self._position = self._position + 1
-        reason = "returned without this call"
+        reason = "returned without making this call"
         try:
             yield
         except Exception as error:
@@ -57,7 +57,7 @@ class Agreement:
             values: at most ``WIDTH - 3`` integers to exchange.
 
         Raises:
-            StrategyError: a replica has left the run, or is in another call.
+            StrategyError: a replica has left the run, or is in a different call.
         """
         gathered = _all_gather_row([self._position, CALLS.index(call), len(values), *values])
         positions = [s[0] for s in gathered]
@@ -114,10 +114,10 @@ def check_shapes(call: str, shapes: Sequence[Sequence[int]], axis: int | None = 
     Args:
         call: the call, for messages.
         shapes: the shape of each replica.
-        axis: the dimension that may differ; None if all must be equal.
+        axis: the dimension that may differ; None if the shapes must be the same.
 
     Raises:
-        StrategyError: the shapes differ in another dimension, or have no dimension ``axis``.
+        StrategyError: the shapes differ in any other dimension, or have no dimension ``axis``.
 
     >>> check_shapes("gather", [(2, 3), (4, 3)], 0)
     >>> check_shapes("gather", [(2, 3), (2, 4)], 0)

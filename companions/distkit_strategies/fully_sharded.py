@@ -133,7 +133,7 @@ class FullyShardedStrategy(ReplicatedStrategy):
         """Exchange values with all replicas once all have called the same collective of FSDP2.
 
         Raises:
-            StrategyError: a replica has left the run, or is in another layer; raised on all
+            StrategyError: a replica has left the run, or is in a different layer; raised on all
                 replicas.
         """
         gathered = self._compare(call, [*common, *values])

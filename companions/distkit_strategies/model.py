@@ -18,7 +18,7 @@ from distkit_strategies import checkpoint
 from distkit_strategies.replica import get_strategy
 from distkit_strategies.variables import synchronize_buffers
 
-#: The results of an epoch by name, which are equal on all replicas.
+#: The results of an epoch by name, which are the same on all replicas.
 Logs = dict[str, float]
 
 

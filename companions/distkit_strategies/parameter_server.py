@@ -221,7 +221,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Send the optimizer with its current options to the servers.
 
         Raises:
-            StrategyError: the servers have another optimizer.
+            StrategyError: the servers have a different optimizer.
         """
         ids = {id(w) for w in weights}
         self._optimized_ids = self._optimized_ids or ids

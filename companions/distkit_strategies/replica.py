@@ -154,7 +154,7 @@ class ReplicaContext:
 def compute_average_loss(
     per_example_loss: Tensor, *, global_batch_size: int | None = None
 ) -> Tensor:
-    """Return the sum of the losses of this replica's rows, divided by the global batch size.
+    """Return the sum of this replica's per-example losses, divided by the global batch size.
 
     The gradients of this run are then summed over the replicas. Sum the loss in the same way, with
     ``strategy.reduce("sum", loss)``.

@@ -53,7 +53,7 @@ class InputContext:
     num_replicas_in_sync: int
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the number of rows of each replica's batch.
+        """Return the number of rows in each replica's batch.
 
         Raises:
             StrategyError: the global batch size is not divisible by the number of replicas.
@@ -157,7 +157,7 @@ class Strategy:
 
         Raises:
             StrategyError: the call is inside another strategy's scope or a replica function, the
-                replicas have created different variables, or a variable is on another device.
+                replicas have created different variables, or a variable is on a different device.
         """
         self._check_context("scope()")
         with activate(self, None), self.device, variables.watch_modules(self) as created:
@@ -335,7 +335,7 @@ class Strategy:
         return self._agreement.inside_run()
 
     def _after_scope(self, created: CreatedVariables) -> None:
-        """Make variables equal on all replicas, at the end of a scope.
+        """Make variables identical on all replicas, at the end of a scope.
 
         Raises:
             StrategyError: the replicas have created different variables; raised on all of them.
@@ -493,7 +493,7 @@ class ReplicatedStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of ranks; 1 without a process group."""
+        """The number of ranks; 1 if there is no process group."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     @property

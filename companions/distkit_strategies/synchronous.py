@@ -39,7 +39,8 @@ def strategy_parameters(strategy: Strategy, optimizer: Optimizer) -> list[Tensor
     """Return an optimizer's parameters, which must all be variables of the strategy.
 
     Raises:
-        StrategyError: a parameter was not created in the strategy's scope, or is on another device.
+        StrategyError: a parameter was not created in the strategy's scope, or is on a different
+            device.
     """
     weights = parameters_of(optimizer)
     for k, w in enumerate(weights):
@@ -188,7 +189,7 @@ class OneDeviceStrategy(Strategy):
 
 
 class MirroredStrategy(ReplicatedStrategy):
-    """Synchronous training with a copy of each variable on every replica, kept equal by all-reduce.
+    """Synchronous training; all-reduce keeps the copies of each variable on all replicas identical.
 
     At the end of the scope, all replicas get rank 0's values. Before each step, the gradients of
     all replicas are summed. Every replica then applies the same step.

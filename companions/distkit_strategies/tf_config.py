@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 
 from distkit.errors import StrategyError
 
-#: The kinds of tasks; a chief has a lower rank than the workers.
+#: The task types; a chief has a lower rank than the workers.
 TASKS = ("chief", "worker", "ps", "evaluator")
 
 #: The expected form, for error messages.
@@ -29,7 +29,7 @@ _AtMostOne = Annotated[list[_Address], Meta(max_length=1)]
 
 
 class _Cluster(Struct, forbid_unknown_fields=True):
-    """The addresses of each kind of task."""
+    """The addresses of each task type."""
 
     chief: _AtMostOne = []
     worker: list[_Address] = []
@@ -89,9 +89,9 @@ class TFConfig:
     """A cluster, and this process's task in it.
 
     Args:
-        cluster: the addresses, "host:port", of the processes of each kind of task.
-        type: this process's kind of task.
-        index: the index of this process among the processes of that kind.
+        cluster: the addresses, "host:port", of the processes of each task type.
+        type: this process's task type.
+        index: the index of this process among the processes of that type.
 
     As in TensorFlow's ``TFConfigClusterResolver``, an index may be a string, and ``{}`` means a
     single process. ``rpc_layer`` and ``environment`` are ignored.
@@ -150,7 +150,7 @@ class TFConfig:
 
     @property
     def world_size(self) -> int:
-        """The number of training processes; 1 without a cluster."""
+        """The number of training processes; 1 if there is no cluster."""
         return len(self.workers) or 1
 
     @property
@@ -167,7 +167,7 @@ class TFConfig:
 
     @property
     def master(self) -> str:
-        """The rendezvous address, which is the address of rank 0; "" without a cluster."""
+        """The rendezvous address, which is the address of rank 0; "" if there is no cluster."""
         return self.workers[0] if self.workers else ""
 
     @property

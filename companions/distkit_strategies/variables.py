@@ -189,7 +189,7 @@ class VariableSynchronization(str, Enum):
     ========  ==================================================================================
     AUTO      like ON_WRITE
     NONE      like ON_READ
-    ON_WRITE  at each assignment: the copies are always equal
+    ON_WRITE  at each assignment: the copies are always identical
     ON_READ   when read outside ``run``: replicas change only their own copies (for statistics)
     ========  ==================================================================================
 
@@ -334,7 +334,7 @@ def _is_integral(x: Tensor) -> bool:
 
 
 def _aggregate(strategy: Strategy, x: Tensor, aggregation: VariableAggregation) -> Tensor:
-    """Return the aggregate of the values of all replicas.
+    """Return the aggregate of all replicas' values.
 
     Raises:
         StrategyError: the aggregation is NONE.
@@ -369,7 +369,7 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, VariableAggregatio
 def _aggregate_if_different(
     strategy: Strategy, tensor: Tensor, aggregation: VariableAggregation
 ) -> Tensor:
-    """Return the aggregate of all replicas; equal copies are not sent, unless they are summed."""
+    """Return the aggregate of all replicas; identical copies are only sent if they are summed."""
     content = tensor.cpu().reshape(-1).contiguous().view(torch.uint8)  # numpy has no bfloat16
     gathered = strategy._compare("buffers", [zlib.crc32(content.numpy().tobytes())])
     if aggregation is not VariableAggregation.SUM and gathered.count(gathered[0]) == len(gathered):
@@ -379,7 +379,7 @@ def _aggregate_if_different(
 
 @torch.no_grad()
 def synchronize_buffers(strategy: Strategy, model: nn.Module) -> None:
-    """Make the buffers equal on all replicas, so that evaluation does not depend on the replica.
+    """Make the buffers identical on all replicas, so that evaluation gives the same result on each.
 
     Each replica keeps its own copy of a variable with aggregation SUM or NONE.
     """

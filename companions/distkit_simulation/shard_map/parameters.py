@@ -1,6 +1,6 @@
 """A static scene that shows which shards of each parameter each rank has.
 
-Parameters with equal shapes and shards whose names differ only in numbers share a row. In each
+Parameters with the same shapes and shards whose names differ only in numbers share a row. In each
 row, a box for each rank represents the whole parameter; the rank's shards are colored.
 """
 
@@ -18,7 +18,7 @@ from distkit.views.scene.marks import Scene, Shape, picture, rect, text, title
 from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
-#: Maximum number of parameters of one kind to list by name.
+#: Maximum number of parameters of one type to list by name.
 MAX_NAMES = 3
 
 #: A parameter with ``name``, ``shape`` and ``shards``. Each shard has ``rank``, ``offset``,
@@ -89,7 +89,7 @@ class Renderer:
             self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
 
     def _add_parameter(self, y: float, kind: Sequence[Parameter]) -> None:
-        """Add a line for parameters with equal shards; the first one is drawn."""
+        """Add a line for parameters with the same shards; the first one is drawn."""
         parameter, height = kind[0], self.line_height - 8
         self.scene.add(0, y, *_labels(kind, height))
         axes, (width, height) = axes_to_draw(parameter), self._box(parameter, height)
@@ -167,7 +167,7 @@ def _labels(kind: Sequence[Parameter], height: float) -> Iterator[Shape]:
 
 
 def group_parameters(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Group parameters with equal shapes and shards whose names differ only in numbers."""
+    """Group parameters with the same shapes and shards whose names differ only in numbers."""
     groups: dict[str, list[Parameter]] = defaultdict(list)
     for p in parameters:
         groups[repr((re.sub(r"\d+", "*", p["name"]), p["shape"], p["shards"]))].append(p)
