@@ -55,8 +55,8 @@ function body(rank, now, last, scale, store) {
     rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
-      h("div", { class: "dk-was" },
-        h("span", {}, "completed"), h("span", {}, call(last, store)), tensorOf(last)),
+      h("div", { class: "dk-was" }, h("span", {}, "completed"), h("span", {}, call(last, store)),
+        now?.dtype && tensor(now) === tensor(last) ? null : tensorOf(last)),
       strips(last, last.values, scale)) : null,
   ];
 }

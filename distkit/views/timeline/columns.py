@@ -199,7 +199,8 @@ class Columns:
             "open": unfinished_verb(info),
             "notices": notices,
             "notes": [],
-            "start": rounded(ops.span[0] if ops.span else None),
+            # rounded down; in a stepped run, ranks may reach their first call long before it starts
+            "start": rounded(ops.start.min(initial=math.inf) - 5e-8),
             "end": rounded(self._until),
         }
 
@@ -280,7 +281,7 @@ class Columns:
         """Return a rank's number of rows, busy and waiting fractions, and sent traffic."""
         part, died = self.of_rank(rank), self._died(rank)
         mark, row = self.ops.mark[part], self.row[part]
-        seconds = self._until - self.ops.span[0] if self.ops.span else 0.0
+        seconds = self._until - self.ops.start.min(initial=math.inf)
         busy, waiting = (
             length(*intervals(rank)) for intervals in (self.communication, self.waiting)
         )
