@@ -75,9 +75,9 @@ def test_selected_operation_describes_its_counterpart(
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown", "ArrowDown", "ArrowDown")
     message = str(sheet.root.locator("> .dk-spoken").text_content())
-    assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", message) and "has none" in message
+    assert re.match(r"(ring: (send|recv)|torch: all_reduce), ", message) and "no match" in message
     card = sheet.text(".dk-tip")
-    assert "has none" in card and re.search(r"operation \d of rank \d", card)
+    assert "no matching" in card and re.search(r"operation \d of rank \d", card)
     sheet = open_comparison(tab, tmp_path, {"ring": runs["ring"], "again": runs["ring"]})
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown")

@@ -99,7 +99,7 @@ export class Compare extends Timeline {
     return store.matching(item.i).map((i, n) => {
       if (i === item.i) return null;
       const name = store.frame.runs[n];
-      return i < 0 ? [name, "has none"] : [name, call(store.bar(i), store),
+      return i < 0 ? [name, `no matching ${call(item, store)}`] : [name, call(store.bar(i), store),
         ...timeDifferences(store.bar(i), item)];
     }).filter(Boolean);
   }
