@@ -28,7 +28,7 @@ from distkit.trace.info import Count, Integer, Number, Rank, RunInfo
 from distkit.trace.log import EventLog, Log
 
 #: Format of saved traces. A reader rejects other versions.
-FORMAT, VERSION = "distkit-trace", 3
+FORMAT, VERSION = "distkit-trace", 4
 
 #: Maximum size of an unpacked file [bytes].
 MAX_BYTES = 2**30

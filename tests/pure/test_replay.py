@@ -80,7 +80,7 @@ def test_replay_explains_a_hang(tmp_path: Path) -> None:
         (lambda f: f.write_bytes(ring().save(f).read_bytes()[:-40]), "is truncated or corrupt"),
         (
             lambda f: f.write_bytes(gzip.compress(b'{"format": "distkit-trace", "version": 99}')),
-            "the trace is in format version 99, but this version of distkit reads version 3. "
+            "the trace is in format version 99, but this version of distkit reads version 4. "
             "Update distkit: ",
         ),
         (
