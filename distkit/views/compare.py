@@ -346,7 +346,7 @@ class Compare(View):
         }
 
     def _picture(self) -> Json:
-        return packed(self._columns, max_with_values=400) | self._frame(MAX_PAGE_LANES)
+        return packed(self._columns) | self._frame(MAX_PAGE_LANES)
 
     def _svg(self) -> str:
         picture = self._columns.picture(3 * MAX_BARS)

@@ -44,8 +44,8 @@ from distkit.views.scene.frame import (
     unfinished_verb,
 )
 
-#: Maximum number of operations that are drawn with the values of their tensors.
-MAX_WITH_VALUES = 2_000
+#: Maximum number of operations that are drawn with the values of their tensors, by default.
+MAX_WITH_VALUES = 400
 
 #: Minimum duration of a reported wait [s].
 MIN_WAIT = 1e-6

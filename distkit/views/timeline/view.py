@@ -12,9 +12,10 @@ from distkit.views.timeline.static import MAX_BARS, to_svg, totals
 from distkit.views.widget.assets import css, esm
 from distkit.views.widget.view import View
 
-#: During a run, at most MAX_LIVE operations are drawn, and tensor values are sent only if there are
-#: at most MAX_LIVE_WITH_VALUES operations.
-MAX_LIVE, MAX_LIVE_WITH_VALUES = 20_000, 400
+#: Maximum number of operations that are drawn during a run, and of operations that are drawn with
+#: the values of their tensors after it. During a run of more than MAX_WITH_VALUES operations, no
+#: values are sent.
+MAX_LIVE, MAX_COMPLETE_WITH_VALUES = 20_000, 2_000
 
 
 class Timeline(View):
@@ -46,8 +47,8 @@ class Timeline(View):
         self._columns = Columns(trace, MAX_LIVE if live else None, live=live)
 
     def _picture(self) -> Json:
-        is_long = self._following and len(self._columns.ops) > MAX_LIVE_WITH_VALUES
-        return packed(self._columns, 0 if is_long else MAX_WITH_VALUES)
+        is_long = self._following and len(self._columns.ops) > MAX_WITH_VALUES
+        return packed(self._columns, 0 if is_long else MAX_COMPLETE_WITH_VALUES)
 
     def _drawn(self) -> Json:
         """Return the data of the static picture, with operations and messages as objects."""

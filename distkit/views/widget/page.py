@@ -46,7 +46,7 @@ VIEWS = {
 
 def pictures(trace: EventLog) -> dict[str, Json]:
     """Return the picture of each view that has data in a trace and fits into a page."""
-    drawn = {"timeline": packed(Columns(trace, MAX_OPERATIONS), max_with_values=400)}
+    drawn = {"timeline": packed(Columns(trace, MAX_OPERATIONS))}
     if len(trace) <= MAX_EVENTS:
         if any(e.op in REQUESTS for e in trace.events):
             drawn["servers"] = servers(trace)
