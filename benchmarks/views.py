@@ -50,7 +50,7 @@ _MOVE = """(frames) => new Promise((resolve) => {
     const [x, y] = [box.left + 0.4 * box.width, box.top + 0.4 * box.height];
     const at = { clientX: x, clientY: y, bubbles: true, cancelable: true };
     canvas.dispatchEvent(new PointerEvent('pointermove', { ...at, movementX: 3 }));
-    canvas.closest('[data-drawn]').querySelector('[aria-label="show all"]').click();
+    canvas.closest('[data-drawn]').querySelector('[aria-label="show the whole run"]').click();
     const intervals = [];
     let last = null, n = 0;
     const turn = (time) => {
