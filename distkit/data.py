@@ -193,15 +193,15 @@ def _resolve(policy: AutoShardPolicy, files: int, replicas: int) -> AutoShardPol
     enough_files = files >= replicas
     if policy is AutoShardPolicy.FILE and not enough_files:
         raise ValueError(
-            f"AutoShardPolicy.FILE needs at least as many files as replicas; got {files} and "
-            f"{replicas}. Divide the data into more files, or use DATA."
+            f"AutoShardPolicy.FILE needs at least as many files as replicas (files: {files}, "
+            f"replicas: {replicas}). Divide the data into more files, or use DATA."
         )
     if policy is not AutoShardPolicy.AUTO:
         return policy
     if files and not enough_files:
         warnings.warn(
-            "AutoShardPolicy.AUTO uses DATA, because FILE needs at least as many files as replicas;"
-            f" got {files} and {replicas}. Each replica reads all files.",
+            "AutoShardPolicy.AUTO uses DATA, because FILE needs at least as many files as replicas "
+            f"(files: {files}, replicas: {replicas}). Each replica reads all files.",
             stacklevel=4,
         )
     return AutoShardPolicy.FILE if files and enough_files else AutoShardPolicy.DATA

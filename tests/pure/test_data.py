@@ -116,7 +116,7 @@ def test_auto_policy_shards_files_if_there_are_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "FILE"}, "as many files as replicas; got 0 and 4"),
+        ({"policy": "FILE"}, r"as many files as replicas \(files: 0, replicas: 4\)"),
         ({"policy": "MINE"}, "MINE"),
         ({"global_batch": 3}, "global_batch=3 cannot be divided among 4 replicas.*global_batch=4"),
         ({"replicas": 0}, "divided among 0 replicas"),
@@ -204,7 +204,7 @@ def test_each_replica_reads_only_its_files(files: list[Path], shuffle: bool) -> 
 
 
 def test_too_few_files_are_read_by_every_replica(files: list[Path]) -> None:
-    with pytest.warns(UserWarning, match="got 3 and 4"):
+    with pytest.warns(UserWarning, match="files: 3, replicas: 4"):
         found = batches_by_replica(files, 4, 4)
     assert [torch.cat([x for x, _ in batches]).tolist() for batches in found] == [
         [r, r + 4, r + 8] for r in range(4)
