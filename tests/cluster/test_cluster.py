@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from training import sum_of_ones
+from training import sum_over_ranks
 from waiting import wait_until
 
 import distkit as dk
@@ -35,7 +35,7 @@ def cluster() -> Iterator[dk.Cluster]:
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield cluster
-    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_over_ranks).results == [6.0, 6.0, 6.0]
 
 
 def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkClient) -> None:
@@ -45,8 +45,8 @@ def test_cluster_creation_does_not_wait_for_torch(fresh: LocalForkClient) -> Non
 
 
 def test_run_returns_results_and_trace(usable: dk.Cluster) -> None:
-    run = usable.run(sum_of_ones)
-    assert run.results == [3.0, 3.0, 3.0]
+    run = usable.run(sum_over_ranks)
+    assert run.results == [6.0, 6.0, 6.0]
     spans = [s for s in run.trace.spans if s.op is Op.ALL_REDUCE]
     assert [s.rank for s in sorted(spans, key=lambda s: s.rank)] == [0, 1, 2]
     assert all(s.state is State.COMPLETED for s in spans)
@@ -68,7 +68,7 @@ def test_events_arrive_during_the_run(usable: dk.Cluster, tmp_path: Path) -> Non
     assert not run.finished
     assert len(run.trace) > 0
     with pytest.raises(dk.errors.ClusterError, match="busy with program"):
-        usable.submit(sum_of_ones)
+        usable.submit(sum_over_ranks)
     Path(flag).touch()
     assert run.wait(10).finished
 
@@ -186,8 +186,8 @@ def test_ranks_draw_different_random_numbers_unless_seeded(usable: dk.Cluster) -
 
 def test_several_clusters_coexist(usable: dk.Cluster) -> None:
     with dk.Cluster(2) as other:
-        one, two = usable.submit(sum_of_ones), other.submit(sum_of_ones)
-        assert (one.results, two.results) == ([3.0] * 3, [2.0] * 2)
+        one, two = usable.submit(sum_over_ranks), other.submit(sum_over_ranks)
+        assert (one.results, two.results) == ([6.0] * 3, [3.0] * 2)
 
 
 def test_program_can_destroy_and_recreate_the_process_group(usable: dk.Cluster) -> None:
@@ -230,7 +230,7 @@ def test_stop_ends_all_processes_and_later_runs_raise() -> None:
     cluster.stop()
     cluster.stop()
     with pytest.raises(dk.errors.StoppedError, match="Create a new one"):
-        cluster.run(sum_of_ones)
+        cluster.run(sum_over_ranks)
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
     assert "stopped" in repr(cluster)
@@ -244,7 +244,7 @@ def test_cells_run_on_new_engines_after_an_engine_died() -> None:
         victim.kill()
         victim.wait(10)
         wait_until(lambda: not cluster._supervisor.engines.usable)
-        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
+        assert cluster.run(sum_over_ranks).results == [3.0, 3.0]
         with pytest.warns(dk.errors.CommunicationWarning, match="the variables of %%ranks cells"):
             assert cluster.execute("'x' in globals()").results == [False, False]
 

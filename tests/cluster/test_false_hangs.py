@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import distkit as dk
-from tests.support.training import sum_of_ones
+from tests.support.training import sum_over_ranks
 from tests.support.waiting import wait_until
 
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[dk.Cluster]:
 def usable(cluster: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield cluster
-    assert cluster.run(sum_of_ones).results == [3.0] * 3
+    assert cluster.run(sum_over_ranks).results == [6.0] * 3
 
 
 def receive_from_a_timer() -> float:
@@ -147,7 +147,7 @@ def test_collective_in_a_cell_on_some_ranks_is_explained(usable: dk.Cluster) -> 
 
 def test_stop_ends_a_paused_run() -> None:
     with dk.Cluster(2) as cluster:
-        stepper = cluster.step(sum_of_ones)
+        stepper = cluster.step(sum_over_ranks)
         cluster.stop()
         start = time.monotonic()
         with pytest.raises(dk.errors.RunInterrupted, match="the cluster was stopped"):

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from training import sum_of_ones
+from training import sum_over_ranks
 
 import distkit as dk
 from distkit.cluster import cluster as cluster_module
@@ -36,14 +36,14 @@ def test_gpus_without_cuda_support_in_torch_raise(monkeypatch: pytest.MonkeyPatc
     ):
         dk.Cluster(2, device="cuda")
     with dk.Cluster(2) as cluster:
-        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
+        assert cluster.run(sum_over_ranks).results == [3.0, 3.0]
         assert "gloo on CPU: torch is built without CUDA" in cluster.status().note
 
 
 def run_out_of_memory() -> float:
     if dist.get_rank() == 1:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    return sum_of_ones()
+    return sum_over_ranks()
 
 
 def fail_device_assert() -> None:
@@ -54,7 +54,7 @@ def fail_device_assert() -> None:
     if dist.get_rank() == 1:
         torch.cuda.is_initialized, torch.cuda.current_stream = lambda: True, Stream  # type: ignore
         Stream().query()
-    sum_of_ones()
+    sum_over_ranks()
 
 
 def use_wrong_backend() -> None:
@@ -63,7 +63,9 @@ def use_wrong_backend() -> None:
 
 def test_next_cell_runs_after_a_gpu_failure() -> None:
     with dk.Cluster(2) as cluster:
-        with pytest.raises(dk.errors.RankError, match="rank 1 on cpu ran out of memory"):
+        with pytest.raises(
+            dk.errors.RankError, match=r"rank 1 on cpu ran out of memory\. Use smaller"
+        ):
             cluster.run(run_out_of_memory)
         with pytest.raises(dk.errors.RankError, match="rank 1 on cpu: "):
             cluster.run(fail_device_assert)
@@ -71,7 +73,7 @@ def test_next_cell_runs_after_a_gpu_failure() -> None:
             dk.errors.RankError, match=r"this tensor is on cpu\. Move it with x.to\("
         ):
             cluster.run(use_wrong_backend)
-        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
+        assert cluster.run(sum_over_ranks).results == [3.0, 3.0]
 
 
 def test_ranks_do_not_inherit_the_notebooks_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +104,9 @@ def test_ranks_share_a_gpu() -> None:
                 torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
             sum_on_gpu()
 
-        with pytest.raises(dk.errors.RankError, match="rank 1 on cuda:0 ran out of memory"):
+        with pytest.raises(
+            dk.errors.RankError, match=r"rank 1 on cuda:0 ran out of memory\. Use smaller"
+        ):
             cluster.run(fill)
         assert cluster.run(sum_on_gpu).results == [(8.0, 0, "PCI_BUS_ID")] * 2
 

@@ -24,7 +24,7 @@ from distkit.cluster import Run
 from distkit.errors import ClusterError, DeadlockError, RankDied, RunError, StartError
 from distkit.kvstore.transport.node import new_keys, open_socket
 from distkit_hosts.remote.tunnel import Multiplexer, Tunnel
-from tests.support.training import sum_of_ones
+from tests.support.training import sum_over_ranks
 from tests.support.waiting import wait_until
 
 
@@ -52,12 +52,12 @@ def agent_of(cluster: dk.Cluster) -> psutil.Process:
 
 
 def test_runs_hangs_and_crashes_behave_as_on_one_machine(cluster: dk.Cluster) -> None:
-    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_over_ranks).results == [6.0, 6.0, 6.0]
     with pytest.raises(DeadlockError, match="rank 0 waits in recv"):
         cluster.run(hang)
     with pytest.raises(RankDied, match="rank 1"):
         cluster.run(die)
-    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_over_ranks).results == [6.0, 6.0, 6.0]
 
 
 def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
@@ -67,13 +67,13 @@ def test_kill_ends_the_named_process(cluster: dk.Cluster) -> None:
     assert not psutil.pid_exists(pids["rank 2"])
     with pytest.raises(RankDied, match="process of rank 2 exited"):
         run.wait(30)
-    assert cluster.run(sum_of_ones).results == [3.0, 3.0, 3.0]
+    assert cluster.run(sum_over_ranks).results == [6.0, 6.0, 6.0]
     with pytest.raises(ClusterError, match="'rank 3' does not exist"):
         cluster.kill("rank 3")
 
 
 def test_stepping_and_cells_work_on_hosts(cluster: dk.Cluster) -> None:
-    assert cluster.step(sum_of_ones).next(rank=0).finish().results == [3.0, 3.0, 3.0]
+    assert cluster.step(sum_over_ranks).next(rank=0).finish().results == [6.0, 6.0, 6.0]
     run = cluster.execute("rank + world_size")
     assert isinstance(run, Run)
     assert run.results == [3, 4, 5]
@@ -99,7 +99,7 @@ def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
         ):
             cluster.wait()
     with dk.Cluster(1, engines="local", interface=chosen) as cluster:
-        assert cluster.run(sum_of_ones).results == [1.0]
+        assert cluster.run(sum_over_ranks).results == [1.0]
         agent = agent_of(cluster)
         assert {c.raddr.port for c in agent.net_connections("tcp") if c.raddr} == {port}
         processes = [agent, *agent.children(recursive=True)]
@@ -111,12 +111,12 @@ def test_cluster_uses_the_given_port_and_stops_all_processes() -> None:
 
 def test_lost_machine_is_reported_and_its_ranks_end() -> None:
     with dk.Cluster(2, engines="local") as cluster:
-        cluster.run(sum_of_ones)
+        cluster.run(sum_over_ranks)
         agent = agent_of(cluster)
         descendants = agent.children(recursive=True)
         agent.kill()
         with pytest.raises((RunError, StartError), match=f"{socket.gethostname()} is lost"):
-            cluster.run(sum_of_ones)
+            cluster.run(sum_over_ranks)
         _, alive = psutil.wait_procs(descendants, timeout=10)
         assert not alive
 
@@ -180,7 +180,7 @@ def test_ranks_run_in_an_existing_ipyparallel_cluster(
         existing_cluster.connect_client_sync() as client,
         dk.Cluster.attach(client, servers=1) as cluster,
     ):
-        assert cluster.run(sum_of_ones).results == [2.0, 2.0]
+        assert cluster.run(sum_over_ranks).results == [3.0, 3.0]
         assert cluster.run(push_once).results == [2.0, 2.0]
         cluster.stop()
         assert client[:].apply_sync(lambda: 1) == [1, 1]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import waiting
-from training import sum_of_ones
+from training import sum_over_ranks
 
 import distkit as dk
 from distkit import kvstore
@@ -222,7 +222,7 @@ def test_dead_worker_is_replaced_and_restarts_the_program(cluster, mode: str, tm
     assert len({s.match for s in spans if s.op is Op.REGISTER}) == 2
     assert any(s.start > gap.end for s in spans)
     assert cluster.run(push_ones, mode).results == [100, 100]
-    assert cluster.run(sum_of_ones).results == [2, 2]  # the group is complete again
+    assert cluster.run(sum_over_ranks).results == [3, 3]  # the group is complete again
 
 
 def test_worker_that_dies_repeatedly_ends_the_run(cluster, tmp_path) -> None:
@@ -245,7 +245,7 @@ def all_reduce_after_replacement(folder: str) -> None:
 def test_replacement_cannot_join_the_process_group(cluster, tmp_path) -> None:
     with pytest.raises(dk.errors.RankError, match="and a new process cannot join it"):
         cluster.run(all_reduce_after_replacement, str(tmp_path))
-    assert cluster.run(sum_of_ones).results == [2, 2]
+    assert cluster.run(sum_over_ranks).results == [3, 3]
 
 
 def push_forever(flag: str) -> None:

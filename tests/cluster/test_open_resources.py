@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from training import sum_of_ones
+from training import sum_over_ranks
 
 import distkit as dk
 
@@ -99,7 +99,7 @@ PROGRAMS = [
 def test_runs_do_not_affect_later_runs(cluster: dk.Cluster, program: Callable[[], None]) -> None:
     before = cluster.run(state).results
     cluster.run(program)
-    assert cluster.submit(sum_of_ones).wait(30).results == [2.0, 2.0]
+    assert cluster.submit(sum_over_ranks).wait(30).results == [3.0, 3.0]
     assert cluster.run(state).results == before
     assert cluster.run(lambda: hasattr(torch, "left")).results == [False, False]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from training import sum_of_ones
+from training import sum_over_ranks
 from waiting import wait_until
 
 import distkit as dk
@@ -26,7 +26,7 @@ def shared() -> Iterator[dk.Cluster]:
 def cluster(shared: dk.Cluster) -> Iterator[dk.Cluster]:
     """A cluster that must still work after the test."""
     yield shared
-    assert shared.run(sum_of_ones).results == [3.0, 3.0, 3.0]
+    assert shared.run(sum_over_ranks).results == [6.0, 6.0, 6.0]
 
 
 HANGS = [
@@ -79,10 +79,10 @@ def test_long_computation_is_not_a_hang(cluster: dk.Cluster) -> None:
     def program() -> float:
         if dist.get_rank() == 0:
             time.sleep(1.5)  # longer than the watchdog's check interval
-        return sum_of_ones()
+        return sum_over_ranks()
 
     run = cluster.run(program)
-    assert run.results == [3.0, 3.0, 3.0]
+    assert run.results == [6.0, 6.0, 6.0]
     assert {f.kind for f in run.findings} <= {"straggler"}
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distkit.consistency import Asynchronous
+from distkit.consistency import Asynchronous, Synchronous
 from distkit.errors import KVStoreError
 from distkit.events import Op, State
 from distkit.kvstore.client.requests import MAX_QUEUED, Requests
@@ -34,10 +34,11 @@ def _round_trip(messages: Sequence[Message]) -> list[Any]:
 class Servers:
     """Servers 1, 2, … of one worker; messages are encoded as on the wire."""
 
-    def __init__(self, count: int, *, require_optimizer: bool = False) -> None:
+    def __init__(
+        self, count: int, *, model: Any = Asynchronous, require_optimizer: bool = False
+    ) -> None:
         self.nodes = {
-            i + 1: KVServer(Asynchronous(), range(4), require_optimizer=require_optimizer)
-            for i in range(count)
+            i + 1: KVServer(model(), [0], require_optimizer=require_optimizer) for i in range(count)
         }
         self.requests: list[tuple[int, str]] = []
         self.batches = 0
@@ -189,9 +190,10 @@ def test_parts_partition_the_array(key, size: int, servers: int, bound: int) -> 
         (lambda kv: kv.set_optimizer("sgd", learning_rate="much"), "sgd(lr='much')"),
     ],
 )
+@pytest.mark.parametrize("model", [Synchronous, Asynchronous])
 @pytest.mark.parametrize("servers", [1, 3])
-def test_invalid_calls_raise_and_the_store_continues(call, message: str, servers: int) -> None:
-    kv = store(Servers(servers), bound=2)
+def test_invalid_calls_raise_and_the_store_continues(call, message: str, servers, model) -> None:
+    kv = store(Servers(servers, model=model), bound=2)
     kv.init("w", torch.zeros(2))
     with pytest.raises(KVStoreError) as error:
         call(kv)

@@ -26,7 +26,9 @@ def test_invalid_host_names_raise(hosts: list[str], message: str) -> None:
 
 
 def test_fault_on_an_unknown_host_raises() -> None:
-    with pytest.raises(LaboratoryError, match=r"host 'delta' does not exist."):
+    with pytest.raises(
+        LaboratoryError, match=r"host 'delta' does not exist. The hosts are head, alpha"
+    ):
         Laboratory(["alpha"], skew={"delta": 5})
 
 

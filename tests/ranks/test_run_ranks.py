@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from training import sum_of_ones
+from training import sum_over_ranks
 from waiting import wait_until
 
 import distkit as dk
@@ -26,7 +26,7 @@ from distkit.views.timeline.static import to_svg
 
 def test_results_are_ordered_by_rank() -> None:
     assert dk.run_ranks(dist.get_rank, 3).results == [0, 1, 2]
-    assert dk.run_ranks(sum_of_ones, 3).results == [3.0, 3.0, 3.0]
+    assert dk.run_ranks(sum_over_ranks, 3).results == [6.0, 6.0, 6.0]
 
 
 def load_slowly() -> float:
@@ -233,14 +233,14 @@ def test_non_callable_raises() -> None:
 
 
 def test_folders_are_removed_after_the_run(temporary: Path) -> None:
-    dk.run_ranks(sum_of_ones, 2)
+    dk.run_ranks(sum_over_ranks, 2)
     wait_until(lambda: not any(temporary.iterdir()), timeout=5)
 
 
 def test_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-place")
     with pytest.raises(dk.errors.StartError, match="TMPDIR"):
-        dk.run_ranks(sum_of_ones, 2)
+        dk.run_ranks(sum_over_ranks, 2)
 
 
 def test_summary_samples_all_columns() -> None:

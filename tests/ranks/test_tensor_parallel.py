@@ -79,7 +79,10 @@ def test_indivisible_features_raise() -> None:
         return errors
 
     for errors in dk.run_ranks(program, 2).results:
-        assert all(text.startswith("7 features cannot be divided evenly") for text in errors)
+        assert all(
+            text.startswith("7 features cannot be divided evenly among 2 tensor-parallel ranks")
+            for text in errors
+        )
 
 
 def test_layers_on_a_subgroup_use_its_ranks() -> None:

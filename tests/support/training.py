@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 
-def sum_of_ones() -> float:
-    """Return the sum of ones over the ranks."""
-    x = torch.ones(3)
+def sum_over_ranks() -> float:
+    """Return the sum of 1, 2, … over the ranks."""
+    x = torch.full((3,), dist.get_rank() + 1.0)
     dist.all_reduce(x)
     return x[0].item()
 

@@ -467,7 +467,9 @@ def raises_and_hangs_in_del() -> None:
 # -- results ----------------------------------------------------------------------------
 
 
-@returns(ending="rank 1: the function returned an object of type generator that cannot be sent")
+@returns(
+    ending="rank 1: the function returned an object of type generator that cannot be sent back"
+)
 def returns_a_generator() -> Iterator[int]:
     yield 1
 
@@ -482,7 +484,9 @@ class PicklingExits:
         sys.exit(4)
 
 
-@returns(ending="rank 1: the function returned an object of type PicklingExits that cannot be sent")
+@returns(
+    ending="rank 1: the function returned an object of type PicklingExits that cannot be sent back"
+)
 def returns_value_that_exits_when_pickled() -> Any:
     return PicklingExits()
 
@@ -492,7 +496,10 @@ class UnpicklingRaises:
         return raise_it, ()
 
 
-@returns(ending="rank 1 returned an object of type UnpicklingRaises .*ValueError")
+@returns(
+    ending="rank 1 returned an object of type UnpicklingRaises "
+    "that cannot be unpickled .*ValueError"
+)
 def returns_value_that_raises_when_unpickled() -> Any:
     return UnpicklingRaises()
 
@@ -502,12 +509,17 @@ class UnpicklingExits:
         return sys.exit, (4,)
 
 
-@returns(ending="rank 1 returned an object of type UnpicklingExits .*SystemExit")
+@returns(
+    ending="rank 1 returned an object of type UnpicklingExits that cannot be unpickled .*SystemExit"
+)
 def returns_value_that_exits_when_unpickled() -> Any:
     return UnpicklingExits()
 
 
-@returns(ending="rank 1: the function returned an object of type list that .*recursion")
+@returns(
+    ending="rank 1: the function returned an object of type list "
+    "that cannot be sent back .*recursion"
+)
 def returns_a_deep_list() -> Any:
     nested: list[Any] = []
     for _ in range(100_000):

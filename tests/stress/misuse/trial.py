@@ -9,7 +9,7 @@ import psutil
 
 import distkit as dk
 from tests.stress.misuse.catalog import Misuse
-from tests.support.training import sum_of_ones
+from tests.support.training import sum_over_ranks
 
 #: Time limits of a run, and for its processes to end [s].
 RUN_TIMEOUT, END_TIMEOUT = 60.0, 5.0
@@ -33,8 +33,8 @@ class Trial:
         """
         try:
             found = [*self._run(misuse), *self._leftovers()]
-            after = self.cluster.submit(sum_of_ones).wait(RUN_TIMEOUT).results
-            found += [] if after == [2, 2] else [f"the next run returned {after}"]
+            after = self.cluster.submit(sum_over_ranks).wait(RUN_TIMEOUT).results
+            found += [] if after == [3, 3] else [f"the next run returned {after}"]
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
         if found:
