@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from labs import open_notebook
+from labs import idle, open_notebook
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from sheets import RESULTS
@@ -164,7 +164,7 @@ def test_live_view_replaces_its_picture(lab: Any, tab: Any) -> None:
     assert tab.errors == [] and tab.external_requests == []
 
 
-def open_without_kernel(lab: Any, page: Any, name: str) -> None:
+def open_without_kernel(lab: Any, page: Any, name: str, shown: str = ".distkit-still") -> None:
     page.set_viewport_size({"width": 1280, "height": 9000})
     page.goto(f"{lab.url}/lab?reset&token={lab.token}")
     page.wait_for_function("() => window.jupyterapp")
@@ -174,7 +174,7 @@ def open_without_kernel(lab: Any, page: Any, name: str) -> None:
             kernelPreference: { shouldStart: false, canStart: false } })""",
         name,
     )
-    page.wait_for_selector(".distkit-still", state="attached")
+    page.wait_for_selector(shown, state="attached")
 
 
 def wait_for(page: Any, state: tuple[bool, ...], views: int = len(VIEWS)) -> None:
@@ -197,3 +197,25 @@ def test_live_run_collapses_to_a_line(all_cells: NotebookNode) -> None:
     removed, _, still, _ = shown(second)
     assert "<summary>" not in removed + still
     assert "<img" not in removed and "<img" in still
+
+
+def test_folded_timeline_expands_to_the_widget_or_without_a_kernel_to_its_picture(
+    lab: Any, tab: Any
+) -> None:
+    page, start = tab.page, f"{START}{SLOW}"
+    open_notebook(lab, page, "folded.ipynb", start, WATCHED[1], WATCHED[-1])
+    command(page, "notebook:run-all-cells")
+    idle(page)
+    line, canvas = page.locator(".distkit-folded summary"), page.locator(".distkit-timeline canvas")
+    picture = page.locator(".distkit-folded img")
+    assert line.count() == 1 and not canvas.is_visible() and not picture.is_visible()
+    line.click()
+    canvas.wait_for(state="visible")
+    assert page.locator(".distkit-timeline").get_by_text("Find").is_visible()
+    assert not picture.is_visible()
+    command(page, "docmanager:save")
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    (lab.root / "folded.ipynb").rename(lab.root / "stopped.ipynb")
+    open_without_kernel(lab, page, "stopped.ipynb", ".distkit-folded")
+    line.click()
+    picture.wait_for(state="visible")

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from distkit.trace.trace import Trace
     from distkit.views.timeline.view import Timeline
 
-#: A notebook shows the timeline of a run that takes longer than this [s].
-TIMELINE_DELAY = 1.0
+#: A notebook shows the timeline of a run that takes longer than this [s]. It is folded when the run
+#: ends; only the latest MAX_FOLDED folded timelines are interactive, to limit memory.
+TIMELINE_DELAY, MAX_FOLDED = 1.0, 8
+_folded: list[Timeline] = []
 
 
 class Run:
@@ -227,6 +229,9 @@ def follow(run: Run, args: Sequence[object] = (), kwargs: Mapping[str, object] =
             return run.wait()
         finally:
             run._timeline.fold(short_call(run.name, args, kwargs))
+            _folded.append(run._timeline)
+            if len(_folded) > MAX_FOLDED:
+                _folded.pop(0).close()  # its picture remains
 
 
 def run_ranks(

@@ -36,10 +36,16 @@ _SCHEME = (
     'body:is([data-jp-theme-light="false"], .vscode-dark) .distkit-picture { color-scheme: dark; }'
 )
 
-#: Hides the widget of a folded view, which is in the next output, and styles the
-#: summary line that replaces it.
-_FOLDED = """
-.jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child { display: none; }
+#: Hides the widget of a folded view, which is in the next output, and styles the summary line that
+#: replaces it. The open line shows the widget, or the picture if no widget is drawn.
+_FOLDED = (
+    f"""
+.jp-OutputArea-child:has(.distkit-folded:not([open])) + .jp-OutputArea-child,
+.jp-OutputArea-child:has(.distkit-folded) + .jp-OutputArea-child:not(:has({_DRAWN})),
+.jp-OutputArea-child:has(+ .jp-OutputArea-child {_DRAWN}) .distkit-folded > img
+{{ display: none; }}
+"""
+    + """
 details.distkit-folded { max-width: 1600px; margin: 4px 0; border-radius: 12px;
   border: 1px solid var(--jp-border-color2, #c8ced4);
   font: 13px/1.45 var(--jp-ui-font-family, sans-serif); }
@@ -50,6 +56,7 @@ details.distkit-folded { max-width: 1600px; margin: 4px 0; border-radius: 12px;
   color: var(--jp-content-link-color, #0072b2); }
 .distkit-folded[open] summary::after { content: "hide"; }
 """
+)
 
 
 class NotebookSnapshot:
@@ -64,6 +71,7 @@ class NotebookSnapshot:
         self, draw: Callable[[], tuple[str, str]], is_live: Callable[[], bool] = lambda: False
     ) -> None:
         self._draw, self._is_live, self._handle = draw, is_live, None
+        self._line = ""  # the line of a folded view
         self._send_lock = threading.Lock()
 
     def show(self, widget: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
@@ -89,8 +97,9 @@ class NotebookSnapshot:
         self._replace(self.bundle)
 
     def fold(self, line: str) -> None:
-        """Replace the picture and the widget with one line that expands to the picture."""
-        self._replace(lambda: as_picture(self._draw()[0], line, wrap=partial(_fold_html, line)))
+        """Replace the picture and the widget with one line that expands to them."""
+        self._line = line
+        self.refresh()
 
     def remove(self) -> None:
         """Remove the picture and the widget from the notebook."""
@@ -103,7 +112,10 @@ class NotebookSnapshot:
 
     def bundle(self) -> dict[str, str]:
         """Return the picture for all front ends."""
-        return as_picture(*self._draw(), wrap=self._without_widget)
+        drawn, text = self._draw()
+        if line := self._line:
+            return as_picture(drawn, line, wrap=partial(_fold_html, line))
+        return as_picture(drawn, text, wrap=self._without_widget)
 
     def _without_widget(self, html: str) -> str:
         """Wrap HTML so that it is visible only without the widget."""

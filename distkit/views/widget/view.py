@@ -198,13 +198,12 @@ class View(anywidget.AnyWidget):
         super().close()
 
     def fold(self, title: str = "") -> None:
-        """Fold the displayed view into one line that expands to the picture.
+        """Fold the displayed view into one line that expands to the view.
 
         ``title`` replaces the title of the view in this line.
         """
         own_title, _, details = repr(self).partition("\n")[0].partition(": ")
         self._static.fold(f"{type(self).__name__} of {title or own_title}: {details}")
-        self.close()
 
     def remove(self) -> None:
         """Remove the displayed view from the notebook."""
