@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Number of sizes for which predictions are drawn.
 POINTS = 33
+#: Line styles of the first four lines, the next four, and so on: each four have distinct colors.
+DASHES = ("-", "--", "-.")
 
 
 @figures.style()
@@ -64,7 +66,7 @@ def compare(
             times[name],
             color=color,
             label=name.replace("_", " "),
-            linestyle="-" if i < 8 else "-.",
+            linestyle=DASHES[i // 4 % len(DASHES)],
         )
         points = (measured or {}).get(name, {})
         axes.loglog(list(points), list(points.values()), "o", color=color, markeredgecolor="white")
@@ -77,12 +79,16 @@ def compare(
 
 
 def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]]) -> None:
-    """Mark the fastest algorithm above the frame, and the sizes at which it changes."""
-    best = np.argmin(np.array(list(times.values())), axis=0)
-    starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
-    for start, end in zip(starts, [*starts[1:], -1], strict=True):
+    """Name the fastest algorithm above the frame, and mark the sizes at which it changes."""
+    names, best = list(times), np.argmin(np.array(list(times.values())), axis=0)
+    starts, last = [0, *(np.flatnonzero(np.diff(best)) + 1)], len(sizes) - 1
+    for start, end in zip(starts, [*starts[1:], last], strict=True):
         interval, color = (sizes[start], sizes[end]), rank_color(int(best[start]))
         axes.axvspan(*interval, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
+        if end - start > last / 4:  # wide enough for the name
+            middle, name = np.sqrt(np.prod(interval, dtype=float)), names[best[start]]
+            place = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            axes.text(middle, 1.04, name.replace("_", " "), fontsize=9, color=color, **place)
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
 
@@ -93,12 +99,12 @@ def _name_axes(axes: Axes, n: int, has_points: bool) -> None:
     caption = "lines: predicted, dots: measured" if has_points else "predicted"
     axes.set(xlabel="tensor size", ylabel="all-reduce time")
     axes.set_title(
-        f"{n} ranks; {caption}; bar at the top: fastest algorithm", fontsize=10, pad=22, loc="left"
+        f"{n} ranks; {caption}; bar at the top: fastest algorithm", fontsize=10, pad=32, loc="left"
     )
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(lambda x, _: human_bytes(x))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda y, _: human_seconds(y))
     axes.yaxis.set_minor_formatter("")
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=9, handlelength=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.grid()

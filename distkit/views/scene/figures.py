@@ -208,13 +208,21 @@ def _shell() -> Any:
 
 
 def advance(steps: Sequence[T]) -> Iterator[T]:
-    """Iterate over ``steps``; in a notebook, show a progress bar.
+    """Iterate over ``steps``; in a notebook, show a progress bar until the end.
 
     >>> [*advance("abc")]
     ['a', 'b', 'c']
     """
     if not hasattr(_shell(), "kernel"):
-        return iter(steps)
-    from IPython.display import ProgressBar
+        yield from steps
+        return
+    from IPython.display import display
 
-    return (step for _, step in zip(ProgressBar(len(steps)), steps, strict=True))
+    bar = display({"text/html": ""}, raw=True, display_id=True)
+    try:
+        for done, step in enumerate(steps):
+            html = f'<progress max="{len(steps)}" value="{done}"></progress>'
+            bar.update({"text/html": html, "text/plain": f"{done} of {len(steps)}"}, raw=True)
+            yield step
+    finally:
+        bar.update({"text/html": "", "text/plain": ""}, raw=True)
