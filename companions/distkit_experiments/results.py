@@ -147,10 +147,10 @@ def frame(records: Sequence[Record]) -> pandas.DataFrame:
     return pd.DataFrame([r.row for r in records])
 
 
-def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
-    """Return the formatted runs, latest first.
+def table(records: Sequence[Record], limit: int) -> tuple[pandas.DataFrame, str]:
+    """Return the formatted runs, latest first, and the values that all runs have in common.
 
-    If there are several runs, columns with the same value in all of them are omitted.
+    The values in common of several runs are not in the table.
     """
     names = dict.fromkeys(name for r in records for name in r.parameters)
     failed = [OUTCOME] * any(r.outcome for r in records)
@@ -160,18 +160,24 @@ def table(records: Sequence[Record], limit: int) -> pandas.DataFrame:
     }
     columns = {n: column for n, column in cells.items() if len(records) == 1 or len({*column}) > 1}
     rows = frame(()).reindex(range(1, len(records) + 1)).assign(**columns)
-    return rows[::-1][:limit]
+    common = " · ".join(f"{n} {column[0]}" for n, column in cells.items() if n not in columns)
+    return rows[::-1][:limit], f"all runs: {common}" if common else ""
 
 
 def to_text(name: str, records: Sequence[Record], limit: int = 20) -> str:
     """Return the table for a terminal."""
-    head = headline(name, records)
-    return f"{head}\n{table(records, limit).to_string()}" if records else head
+    if not records:
+        return headline(name, records)
+    rows, common = table(records, limit)
+    return "\n".join(filter(None, [headline(name, records), rows.to_string(), common]))
 
 
 def to_html(records: Sequence[Record], limit: int = 200) -> str:
     """Return the table as HTML."""
-    return str(table(records, limit).to_html(border=0)) if records else ""
+    if not records:
+        return ""
+    rows, common = table(records, limit)
+    return rows.to_html(border=0) + f"<p>{escape(common)}</p>" * bool(common)
 
 
 def static_html(

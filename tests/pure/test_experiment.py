@@ -209,7 +209,7 @@ def experiment_with(*records: Record, **given: Any) -> dk.Experiment:
     return experiment
 
 
-def test_table_of_several_runs_shows_differing_columns() -> None:
+def test_table_of_several_runs_shows_differing_columns_and_common_values() -> None:
     records = [
         make_record(0.5, {"loss": 2.0}, ranks=2, batch=8),
         make_record(0.25, {"loss": 1.5}, ranks=2, batch=16),
@@ -220,7 +220,8 @@ def test_table_of_several_runs_shows_differing_columns() -> None:
         "  batch seconds loss    outcome\n"
         "3    32  100 ms       RankError\n"
         "2    16  250 ms  1.5         ok\n"
-        "1     8  500 ms    2         ok"
+        "1     8  500 ms    2         ok\n"
+        "all runs: ranks 2 · waiting 50 ms · messages 1 · bytes 8 B"
     )
     assert repr(experiment_with()) == "Experiment with train: no runs yet"
     assert repr(experiment_with(records[0])) == (
