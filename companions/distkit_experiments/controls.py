@@ -21,6 +21,8 @@ RESERVED = {RANKS: "the number of ranks", STRAGGLER: "the delay of the last rank
 NETWORK = {"latency": "seconds per message", "bandwidth": "bytes per second on each rank"}
 #: TIMES are the parameters in seconds. RATE is the parameter in bytes per second, shown in MB/s.
 TIMES, RATE, MEGA = (STRAGGLER, "latency"), "bandwidth", 1e6
+#: Results in seconds: those of each run, and those of :func:`distkit_simulation.measure_step`.
+DURATIONS, STEP_TIMES = ("seconds", "seconds per step", "waiting"), ("compute", "sync", "step")
 #: Parameters with logarithmic sliders. BYTES are numbers of bytes, whose sliders use powers of two.
 BYTES, LOGARITHMIC = ("size", "nbytes"), ("lr", "learning_rate", *NETWORK)
 
@@ -180,6 +182,8 @@ def format_value(name: str, value: Any) -> str:
 
     >>> format_value("seconds", 0.25), format_value("size", 4096), format_value("loss", 0.123456)
     ('250 ms', '4 KiB', '0.1235')
+    >>> format_value("compute", 0.25), format_value("step", 3)
+    ('250 ms', '3')
     >>> format_value("straggler", 0.02), format_value("latency", 0), format_value("bandwidth", 1e9)
     ('20 ms', '0 s', '1,000 MB/s')
     >>> format_value("ranks", 4), format_value("algorithm", "ring")
@@ -187,7 +191,7 @@ def format_value(name: str, value: Any) -> str:
     """
     if not is_number(value):
         return format_plain(value)
-    if name in (*TIMES, "seconds", "seconds per step", "waiting"):
+    if name in (*TIMES, *DURATIONS) or (name in STEP_TIMES and isinstance(value, float)):
         return human_seconds(float(value)) if value else "0 s"
     if name == RATE:
         return f"{float(f'{value / MEGA:.3g}'):,g} MB/s"
