@@ -288,8 +288,8 @@ class Compare(View):
     The barrier at the end of a run, in which finished ranks wait, does not count.
 
     Hover over an operation to see the matching operation in the other traces and the difference in
-    time. The n-th operation with a given rank, name and peer matches the n-th such operation of
-    another trace; marked computation must also have the same label.
+    time. The n-th operation of a rank with a given name matches the n-th such operation of the same
+    rank in another trace; marked computation must also have the same label.
 
     Args:
         traces: a mapping from names to traces or runs, or several traces or runs, which are

@@ -78,13 +78,18 @@ export class Compare extends Timeline {
     return [own, ...this.counterparts(item).map((words) => words.join(" "))].join("; ");
   }
 
-  runOf({ i, send, recv }) {
-    return this.store.run(i ?? (send ?? recv).i);
+  runOf(item) {
+    return this.store.run(barOf(item).i);
   }
 
-  extraDetails(item) {
-    const { store } = this;
-    if (item.i === undefined) return [];
+  // The tooltip covers the table, if it is next to the lanes, rather than other runs.
+  showTip(item, x, y) {
+    const edge = this.root.hasAttribute("data-beside") ? this.stage.getBoundingClientRect().right : 0;
+    super.showTip(item, Math.max(x, edge), y);
+  }
+
+  extraDetails(shown) {
+    const [{ store }, item] = [this, barOf(shown)];
     const what = item.kind === "mark" ? "computation" : "operation";
     const nth = `${what} ${grouped(store.position(item.i))} of ${store.name(item.rank)}`;
     return [h("dl", { class: "dkc-others" }, h("dt", {}, store.frame.runs[this.runOf(item)]),
@@ -93,9 +98,8 @@ export class Compare extends Timeline {
   }
 
   // For each other run: its name, and the matching operation with its time differences.
-  counterparts(item) {
-    const { store } = this;
-    if (item.i === undefined) return [];
+  counterparts(shown) {
+    const [{ store }, item] = [this, barOf(shown)];
     return store.matching(item.i).map((i, n) => {
       if (i === item.i) return null;
       const name = store.frame.runs[n];
@@ -104,6 +108,9 @@ export class Compare extends Timeline {
     }).filter(Boolean);
   }
 }
+
+// The bar of an item; for a message, its send or else its receive.
+const barOf = (item) => (item.i === undefined ? item.send ?? item.recv : item);
 
 // Describes how the start and the duration of an operation of another run differ from those of a bar.
 function timeDifferences(other, bar) {

@@ -21,7 +21,7 @@ export class Runs extends Store {
     return { bars: union("bars"), arrows: union("arrows") };
   }
 
-  // The matching operation of each run: the n-th one with the same rank, name and peer and, for
+  // The matching operation of each run: the n-th one with the same rank and name and, for
   // computation, the same label; -1 if there is none.
   matching(i) {
     const { keys, lists } = this.#numbered();
@@ -45,12 +45,11 @@ export class Runs extends Store {
   // The key of each operation, and the operations of each run with that key, in order.
   #numbered() {
     if (this.numbers) return this.numbers;
-    const rankInRun = (rank) => Math.floor(rank / this.frame.runs.length);
     const [keys, lists] = [[], new Map()];
     for (let i = 0; i < this.count; i++) {
-      const { op, peer, label } = this.categories[this.category[i]];
+      const { op, label } = this.categories[this.category[i]];
       const { rank, mark } = this.tracks[this.track[i]];
-      keys.push([rankInRun(rank), op, peer === undefined ? "" : rankInRun(peer), mark ? label : ""].join("/"));
+      keys.push([Math.floor(rank / this.frame.runs.length), op, mark ? label : ""].join("/"));
       const key = `${rank % this.frame.runs.length}/${keys[i]}`;
       lists.set(key, [...lists.get(key) ?? [], i]);
     }

@@ -17,9 +17,9 @@ export function sentence(item, store) {
 export function placeTip(tip, x, y) {
   if (!tip.matches(":popover-open")) tip.showPopover();
   const { width, height } = tip.getBoundingClientRect();
-  const below = y + 18 + height < innerHeight || y < height + 18;
+  const top = y + 18 + height < innerHeight || y < height + 18 ? y + 18 : y - height - 12;
   tip.style.left = `${clamp(x + 14, 8, innerWidth - width - 8)}px`;
-  tip.style.top = `${below ? y + 18 : y - height - 12}px`;
+  tip.style.top = `${clamp(top, 8, Math.max(8, innerHeight - height - 8))}px`;
 }
 
 export function card(item, store, color) {
