@@ -177,7 +177,7 @@ def to_html(records: Sequence[Record], limit: int = 200) -> str:
     if not records:
         return ""
     rows, common = table(records, limit)
-    return rows.to_html(border=0) + f"<p>{escape(common)}</p>" * bool(common)
+    return f"{rows.to_html(border=0)}{f'<p>{escape(common)}</p>' * bool(common)}"
 
 
 def static_html(
