@@ -66,6 +66,7 @@ def test_keyboard_steps_through_a_synchronous_run(tab: Any, traces: Any, tmp_pat
     tab.page.keyboard.press("Home")
     tab.page.wait_for_selector(".distkit-servers[data-keyframe='-1']")
     assert texts_of(view, ".dkm-main .mark-small").count("no value yet") == 3
+    assert view.text(".dk-fact") == "the last node registers"
     assert view.root.locator(".dkm-list [aria-current]").count() == 0
     view.press("ArrowRight")
     assert "registers with the scheduler" in view.text(".dk-fact")

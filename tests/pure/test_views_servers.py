@@ -23,7 +23,7 @@ from distkit.trace.trace import Trace
 from distkit.views.scene.renderer import to_svg
 from distkit.views.scenes import Servers
 from distkit.views.servers.history import read
-from distkit.views.servers.projection import opening, project, rule_sentence, verdicts
+from distkit.views.servers.projection import opening, poster, project, rule_sentence, verdicts
 from distkit.views.servers.scene import LAST_BIN, TOKEN, draw, histogram
 from distkit_examples.recorded import recorded
 
@@ -230,8 +230,19 @@ def test_async_gradients_are_applied_at_once_and_may_be_stale() -> None:
     assert f"{update.caption} {update.details}".startswith(
         "server 0 updates w to v2 with worker 1 (stale by 1)"
     )
-    assert opening(run) == update.end  # when the staleness appeared
+    # the picture shows when the staleness appeared
+    assert (opening(run), poster(run)) == (run.start, update.end)
     assert verdicts(run.history)[0]["text"].startswith("1 of 2 gradients was stale: ")
+
+
+def test_picture_starts_when_the_last_node_registers() -> None:
+    trace = recorded("servers_6")
+    registered = [s.start for s in trace.spans if s.op is Op.REGISTER]
+    drawn = draw(trace)
+    assert len(registered) > 6 and max(registered) > trace.start
+    assert drawn["start"] == drawn["opening"] == pytest.approx(max(registered) - trace.start)
+    assert drawn["before"] == "the last node registers"
+    assert min(k["end"] for k in drawn["keyframes"]) > drawn["start"]
 
 
 def test_dead_nodes_are_labeled_and_crossed_out() -> None:

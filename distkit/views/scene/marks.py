@@ -127,6 +127,7 @@ class Scene:
         width: width of the canvas.
         height: height of the canvas.
         start: start time of the scene [s]; marks that have ended by then are omitted.
+        zero: time 0 of the scene's clock [s]; by default the start.
 
     >>> scene = Scene(100, 20)
     >>> scene.add(5, 10, circle(4, "own", lane=1), begin=0.0, end=2.0, to=(95, 10))
@@ -134,8 +135,11 @@ class Scene:
     [[0, 0, 0.0, 2.0, 5, 10, 95, 10, 0]]
     """
 
-    def __init__(self, width: float, height: float, start: float = 0.0) -> None:
+    def __init__(
+        self, width: float, height: float, start: float = 0.0, zero: float | None = None
+    ) -> None:
         self.width, self.height, self.start = width, height, start
+        self.zero = start if zero is None else zero
         self._marks: list[tuple[float, float, int, tuple[Shape, ...], list[float]]] = []
         self._holds: list[tuple[int, int, tuple[Shape, ...], list[float]]] = []
 
@@ -175,8 +179,8 @@ class Scene:
             self._marks.append((*mark, layer, drawing, [round(v, 1) for v in position]))
 
     def relative_time(self, time: float) -> float:
-        """Return a time relative to the start of the scene [s]."""
-        return round(time - self.start, 9)
+        """Return a time on the scene's clock [s]."""
+        return round(time - self.zero, 9)
 
     def hold_frame(
         self, keyframe: int, x: float, y: float, *drawing: Shape, layer: int = 0
@@ -277,6 +281,7 @@ def picture(scene: Scene, *, title: str, end: float | None = None, **more: Any) 
         "start": 0.0,
         "end": last,
         "opening": last,  # the first moment shown
+        "poster": None,  # the moment of the static picture; None means the opening
         "max_height": 440,  # maximum height in the browser [px]
         "keyframes": [],  # begin, end, caption, details, where; sorted by end
         "verdicts": [],  # word, text, expected; also in keyframes; drawn above the scene

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def to_svg(picture: Json) -> str:
-    """Return the panels, the stills or the opening moment of a picture as an SVG document."""
+    """Return the panels, the stills or the poster of a picture as an SVG document."""
     panels, stills = picture["panels"], picture["stills"]
     maximum = max(len(panels), min(MAX_STILLS, len(stills)))
     variants = [
@@ -80,7 +80,7 @@ def wrapped(text: str, width: float) -> list[str]:
 def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
     """Return the keyframe, time, heading and details of each static moment: the panels and stills.
 
-    If there are none, the only static moment is the opening moment.
+    If there are none, the only static moment is the poster.
     """
     keyframes, last, moments = picture["keyframes"], picture["end"], []
     for n, heading, when in picture["panels"]:
@@ -90,12 +90,11 @@ def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
         details = [keyframes[n].get(key) or "" for key in ("details", "where")]
         moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], _join(details)))
     if not moments:
-        opening, n = picture["opening"], keyframe_at(picture, picture["opening"])
+        time = picture["opening"] if picture["poster"] is None else picture["poster"]
+        n = keyframe_at(picture, time)
         keyframe = keyframes[n] if n >= 0 else {"caption": picture["before"]}
-        when = "" if picture["unit"] else f"at {human_seconds(opening)}"
-        moments.append(
-            (n, opening, keyframe["caption"], _join([when, keyframe.get("details", "")]))
-        )
+        when = "" if picture["unit"] else f"at {human_seconds(time)}"
+        moments.append((n, time, keyframe["caption"], _join([when, keyframe.get("details", "")])))
     return moments
 
 
@@ -177,7 +176,7 @@ def drawing_of(scene: Json, n: int) -> list[Shape]:
 
 
 def to_table(picture: Json) -> str:
-    """Return the text of a picture's panels, stills or opening moment, for terminals."""
+    """Return the text of a picture's panels, stills or poster, for terminals."""
     head = f"{picture['title']}: {', '.join(picture['facts'])}".rstrip(": ")
     lines = [picture["empty"], picture["description"], *_verdict_lines(picture)]
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):

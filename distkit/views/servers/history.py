@@ -248,7 +248,7 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
     for r in history.requests:
         if r.span.op is Op.REGISTER:
             begin, end = r.span.start, r.answered
-            history.waits[r.node] += _absences(nodes, history.registered, begin, end)
+            history.waits[r.node] += _absences(r.node, nodes, history.registered, begin, end)
         elif r.span.op is Op.PULL and r.arrived is not None and r.node in drawn:
             waits = list(clocks.waits(r, r.arrived))
             r.awaiting = waits[0][2] if waits else ()
@@ -258,7 +258,7 @@ def _find_waits(history: ServerHistory, trace: EventLog) -> None:
         arrivals = {s.rank: s.start for s in barrier}
         for s in barrier:
             end = math.inf if s.end is None else s.end
-            history.waits[s.rank] += _absences(workers, arrivals, s.start, end)
+            history.waits[s.rank] += _absences(s.rank, workers, arrivals, s.start, end)
 
 
 _TIMES = attrgetter("arrived", "applied")  # times of a gradient
@@ -298,12 +298,12 @@ class _Clocks:
 
 
 def _absences(
-    members: Sequence[int], arrivals: Mapping[int, float], begin: float, end: float
+    node: int, members: Sequence[int], arrivals: Mapping[int, float], begin: float, end: float
 ) -> Iterator[Wait]:
-    """Yield a wait for the absent members in each interval between arrivals."""
+    """Yield a node's wait for the other, absent members in each interval between arrivals."""
     changes = sorted({time for time in arrivals.values() if begin < time < end})
     for a, b in pairwise([begin, *changes, end]):
-        if absent := tuple(n for n in members if arrivals.get(n, math.inf) > a):
+        if absent := tuple(n for n in members if n != node and arrivals.get(n, math.inf) > a):
             yield a, b, absent
 
 

@@ -26,9 +26,9 @@ from distkit.views.servers.history import (
     statuses,
 )
 
-#: The last MAX_KEYFRAMES keyframes of a run are drawn, with at most MAX_SERVERS servers. The
-#: opening moment is chosen among at most MAX_OPENINGS updates.
-MAX_KEYFRAMES, MAX_SERVERS, MAX_OPENINGS = 6_000, 4, 100
+#: The last MAX_KEYFRAMES keyframes of a run are drawn, with at most MAX_SERVERS servers. The moment
+#: of the static picture is chosen among at most MAX_POSTERS updates.
+MAX_KEYFRAMES, MAX_SERVERS, MAX_POSTERS = 6_000, 4, 100
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
         *_updates_and_deaths(history, node_ends, names),
     ]
     keyframes.sort(key=lambda k: (k.end is None, k.end or k.begin, k.begin))
+    start = _start(trace, history)
+    keyframes = [k for k in keyframes if k.end is None or k.end > start]
     drawn = keyframes[-MAX_KEYFRAMES:]
     workers, servers = (len(history.ranks_of(role)) for role in ("worker", "server"))
     return ServerProjection(
@@ -109,7 +111,7 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
         history=history,
         names=names,
         keyframes=drawn,
-        start=trace.start if len(drawn) == len(keyframes) else drawn[0].begin,
+        start=start if len(drawn) == len(keyframes) else drawn[0].begin,
         rows=_rows(history),
         status=statuses(trace, history, names),
         notices=_warnings(trace, history, names, live),
@@ -123,6 +125,16 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
             ),
         ],
     )
+
+
+def _start(trace: EventLog, history: ServerHistory) -> float:
+    """Return when the last node starts to register; before that, all others only wait [s]."""
+    registrations = [r for r in history.requests if r.span.op is Op.REGISTER]
+    complete = min((r.reply_sent for r in registrations if r.reply_sent is not None), default=None)
+    if complete is None:
+        return trace.start
+    arrived = [r.span.start for r in registrations if r.arrived and r.arrived <= complete]
+    return max(arrived, default=trace.start)
 
 
 def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
@@ -234,22 +246,30 @@ def _updates_and_deaths(
 
 
 def opening(run: ServerProjection) -> float:
-    """Return the moment to show first: the end of a live run, or of a run with an open pull.
+    """Return the moment that the view shows first.
 
-    Otherwise, it is the most instructive event: the last death, or one of the first updates,
-    preferably with a stale gradient and few messages in flight.
+    It is the end of a live run or of a run with an open pull, the last death, or else the start.
     """
     deaths = [k.begin for k in run.keyframes if k.kind == "death"]
     stuck = any(r.blocked and r.unanswered for r in run.history.requests)
+    return run.end if run.live or stuck else max(deaths, default=run.start)
+
+
+def poster(run: ServerProjection) -> float:
+    """Return the moment of the static picture: the opening, or one of the first updates.
+
+    If the opening is the start, it is an update, preferably with a stale gradient and few messages
+    in flight, or the end if there are no updates.
+    """
     updates = [u for u in run.history.updates if u.end is not None and u.end >= run.start]
     stale = [u for u in updates if any(u.staleness.values())]
-    if run.live or stuck or not (deaths or updates):
+    if (time := opening(run)) > run.start:
+        return time
+    if not updates:
         return run.end
-    if deaths:
-        return max(deaths)
     ends = [u.end or run.end for u in stale or updates]
     in_flight = [(k.begin, k.end or run.end) for k in run.keyframes]
-    return min(ends[:MAX_OPENINGS], key=lambda t: sum(a < t < b for a, b in in_flight))
+    return min(ends[:MAX_POSTERS], key=lambda t: sum(a < t < b for a, b in in_flight))
 
 
 # -- text -------------------------------------------------------------------------------

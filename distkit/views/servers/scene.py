@@ -39,6 +39,7 @@ from distkit.views.servers.projection import (
     ServerProjection,
     facts,
     opening,
+    poster,
     project,
     rule_sentence,
     verdicts,
@@ -61,9 +62,6 @@ LEFT, RIGHT, BAR_PITCH, BAR_HEIGHT, SIDE_WIDTH = 78, WIDTH - 82, 15, 11, 200
 #: LAST_BIN also counts gradients with a higher staleness. MIN_BAR is the minimum height of a bar
 #: [px].
 LAST_BIN, HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, MIN_BAR = 9, 200.0, 44, 3
-#: Spacing between the message paths of neighboring keys, and between a key's pulls and its other
-#: messages [px].
-KEY_DISTANCE, PULL_DISTANCE = 44, 26
 #: Entries of the legend. Those for waiting pulls and stale gradients are shown only if needed.
 LEGEND: list[LegendEntry] = [
     (
@@ -90,8 +88,7 @@ class KeyLayout:
     """The geometry of a key: its box, its inbox slots and its waiting pulls.
 
     ``slot_pitch`` and ``slot_width`` describe the inbox slots, and ``pulls_x`` is the x position of
-    the first waiting pull. The key's messages move at a distance of ``offset`` from the
-    line between worker and server.
+    the first waiting pull.
     """
 
     x: float
@@ -100,7 +97,6 @@ class KeyLayout:
     slot_pitch: float
     slot_width: float
     pulls_x: float
-    offset: float
 
     @property
     def pill(self) -> Point:
@@ -130,7 +126,8 @@ class _Renderer:
         self.field = FIELD_WIDTH if scheduler else WIDTH
         self.point: dict[int, Point] = {}  # end points of messages, by rank
         self.layouts: dict[ServerKey, KeyLayout] = {}  # layout of each drawn key
-        self.scene, self.side = Scene(WIDTH, 0, run.start), Scene(SIDE_WIDTH, 178, run.start)
+        clock = run.start, run.trace.start
+        self.scene, self.side = Scene(WIDTH, 0, *clock), Scene(SIDE_WIDTH, 178, *clock)
         bottom = self._draw_servers()
         self.radius = 22.0 if len(workers) <= 6 else 17.0
         self.pitch = min(240.0, self.field / max(1, len(self.workers)))
@@ -147,8 +144,6 @@ class _Renderer:
     def picture(self) -> Json:
         run, history = self.run, self.run.history
         for worker in self.workers:
-            for server in self.servers:
-                self.scene.add(0, 0, line(self.point[worker], self.point[server], "link"))
             self._draw_statuses(worker)
         if history.ranks_of("scheduler"):
             self._draw_scheduler()
@@ -182,7 +177,12 @@ class _Renderer:
                 *[HELD] * any(r.blocked for r in history.requests),
                 *[STALE] * any(any(u.staleness.values()) for u in history.updates),
             ],
+            start=self.scene.relative_time(run.start),
+            before="before the first operation"
+            if run.start == run.trace.start
+            else "the last node registers",
             opening=self.scene.relative_time(opening(run)),
+            poster=self.scene.relative_time(poster(run)),
             keyframes=[self._caption(keyframe) for keyframe in run.keyframes],
             list={"name": "updates", "all": "all keys", "rows": list(self._updates())},
             scale=[LEFT / WIDTH, RIGHT / WIDTH],
@@ -240,10 +240,7 @@ class _Renderer:
             for nth, server_key in enumerate(keys[server][:MAX_KEYS]):
                 y, pulls_x = MARGIN + HEADING_HEIGHT + KEY_HEIGHT * nth, x + 23 + self.quorum * slot
                 slot_width = round(max(0.7 * slot, slot - 4), 1)
-                offset = KEY_DISTANCE * (nth - (min(len(keys[server]), MAX_KEYS) - 1) / 2)
-                self.layouts[server_key] = KeyLayout(
-                    x + 12, y, w - 24, slot, slot_width, pulls_x, offset
-                )
+                self.layouts[server_key] = KeyLayout(x + 12, y, w - 24, slot, slot_width, pulls_x)
         return MARGIN + height if self.servers else 80.0 - WORKER_DISTANCE
 
     def _draw_scheduler(self) -> None:
@@ -289,6 +286,13 @@ class _Renderer:
         nth = self.owners.index(g.node) if g.node in self.owners else g.nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot_pitch, layout.y + 26
 
+    def _pull_place(self, layout: KeyLayout, worker: int) -> Point:
+        """Return the position of a waiting pull."""
+        if worker not in self.workers:
+            return layout.pulls_x, layout.y + 34.5
+        gap = min(15.0, (layout.x + layout.w - layout.pulls_x - 60) / len(self.workers))
+        return layout.pulls_x + gap * self.workers.index(worker), layout.y + 34.5
+
     def _draw_inboxes(self) -> None:
         """Draw the gradients in inboxes, and waiting pulls."""
         for r in self.run.history.requests:
@@ -296,11 +300,8 @@ class _Renderer:
             if layout is None or r.arrived is None or r.node not in self.workers:
                 continue
             if r.blocked:
-                gap = min(15.0, (layout.x + layout.w - layout.pulls_x - 60) / len(self.workers))
-                x, y = layout.pulls_x + gap * self.workers.index(r.node), layout.y + 34.5
                 self.scene.add(
-                    x,
-                    y,
+                    *self._pull_place(layout, r.node),
                     circle(6, "held", lane=self._lane(r.node)),
                     begin=r.arrived,
                     end=r.answered,
@@ -370,19 +371,40 @@ class _Renderer:
             )
             if keyframe.kind == "update":
                 self._merge(i, keyframe, layout)
-        a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
+        a, b = self._ends(keyframe, layout)
         if keyframe.src == keyframe.dst or a is None or b is None:
             return
         bad = keyframe.lost or end is None
-        if bad:  # other messages in flight are only tokens, since many take the same path
+        if bad:
             shapes = arrow(a, b, "lost" if end is None else "wrong", "bad", lane=lane)
             self.scene.add(0, 0, *shapes, begin=begin, end=end, layer=FLIGHT)
-        offset = layout.offset + PULL_DISTANCE * (keyframe.kind == "pull") if layout else 0
-        token, to = self._token(keyframe, lane), (b[0] + offset, b[1])
-        self.scene.add(a[0] + offset, a[1], *token, begin=begin, end=end, to=to, layer=TOKEN)
+        else:  # the path, which ends below the server's card
+            self.scene.add(0, 0, line(a, b, "link"), begin=begin, end=end, layer=LINK)
+        self.scene.add(*a, *self._token(keyframe, lane), begin=begin, end=end, to=b, layer=TOKEN)
         if end is not None:
             past = arrow(a, b, *(("wrong", "bad") if bad else ("past", "own")), lane=lane)
             self.scene.hold_frame(i, 0, 0, *past, layer=FLIGHT)
+
+    def _ends(
+        self, keyframe: Keyframe, layout: KeyLayout | None
+    ) -> tuple[Point | None, Point | None]:
+        """Return the ends of a message: nodes or, for a drawn key, a node and a place in its row.
+
+        A push ends at its slot of the inbox, and a pull next to the inbox. Weights start, and
+        initial values end, at the version.
+        """
+        a, b = (self.point.get(rank) for rank in (keyframe.src, keyframe.dst))
+        if layout is None:
+            return a, b
+        if keyframe.kind == "weights":
+            return layout.pill, b
+        request = keyframe.subject
+        if keyframe.kind == "pull":
+            return a, self._pull_place(layout, request.node)
+        if keyframe.kind == "push":
+            x, y = self._slot(layout, request)
+            return a, (x + layout.slot_width / 2, y + 8.5)
+        return a, layout.pill
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
         """Return the token of a message: a gradient with its version, weights, or a request."""
@@ -398,11 +420,13 @@ class _Renderer:
     def _merge(self, i: int, keyframe: Keyframe, layout: KeyLayout) -> None:
         """Move the gradients of an update from their slots into the value."""
         update, w, (x, y) = keyframe.subject, layout.slot_width, layout.pill
-        for n, worker in enumerate(list(update.staleness)[: self.quorum]):
+        for n, (worker, stale_by) in enumerate([*update.staleness.items()][: self.quorum]):
+            label = f"∇v{update.version - 1 - stale_by}"
+            slot = self.owners.index(worker) if worker in self.owners else n
             self.scene.add(
-                layout.x + n * layout.slot_pitch,
+                layout.x + slot * layout.slot_pitch,
                 layout.y + 26,
-                rect(w, 17, "merging", r=4, lane=self._lane(worker)),
+                *_box(w, 17, label, self._lane(worker), style="merging"),
                 begin=update.begin,
                 end=update.end,
                 to=(x - w / 2, y - 8.5),
@@ -452,7 +476,7 @@ class _Renderer:
         if workers:
             cursor = rect(1.4, BAR_PITCH * len(workers) + 1, "full", x=-0.7)
             a, b = (LEFT, self.bars - 2), (RIGHT, self.bars - 2)
-            self.scene.add(*a, cursor, end=run.end, to=b, steady=True, layer=TOKEN)
+            self.scene.add(*a, cursor, begin=run.start, end=run.end, to=b, steady=True, layer=TOKEN)
             self.scene.add(*b, cursor, begin=run.end, layer=TOKEN)
 
     def _draw_counters(self) -> None:
@@ -460,7 +484,7 @@ class _Renderer:
         requests, updates = self.run.history.requests, self.run.history.updates
         pushes = [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH]
         pulls = [(r.reply_received, r.span.nbytes) for r in requests if r.span.op is Op.PULL]
-        counted = {"pushes": pushes, "pulls": pulls, "updates": [(u.end, 0) for u in updates]}
+        counted = {"pushed": pushes, "pulled": pulls, "updates": [(u.end, 0) for u in updates]}
         for i, (noun, items) in enumerate(counted.items()):
             done = sorted((time, nbytes) for time, nbytes in items if time is not None)
             sums = list(accumulate((nbytes for _, nbytes in done), initial=0))
@@ -526,10 +550,10 @@ def _values(row: Row, w: float, version: int, values: str) -> Iterator[Shape]:
 
 @cached_drawing
 def _box(
-    w: float, h: float, label: str, lane: int, *, x: float = 0, y: float = 0
+    w: float, h: float, label: str, lane: int, *, x: float = 0, y: float = 0, style: str = "own"
 ) -> tuple[Shape, ...]:
     """Return the box of a gradient, with its label if it fits."""
-    box = rect(w, h, "own", x=x, y=y, r=min(4, w / 2), lane=lane)
+    box = rect(w, h, style, x=x, y=y, r=min(4, w / 2), lane=lane)
     if w < 5 + 6 * len(label):
         return (box,)
     return box, text(label, "label", x=x + w / 2, y=y + h / 2 + 4, anchor="middle", lane=lane)
