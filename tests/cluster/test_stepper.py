@@ -203,6 +203,13 @@ def test_pause_stops_playing(usable: dk.Cluster) -> None:
     stepper.stop()
 
 
+def test_play_replays_earlier_moments_and_then_continues(usable: dk.Cluster) -> None:
+    stepper = usable.step(pass_on)
+    stepper.next().next().back(2).play(speed=1000)
+    assert stepper.finished and stepper.moment is stepper.moments[-1]
+    assert stepper.run.results == [6.0] * 3
+
+
 def test_ddp_can_be_stepped(usable: dk.Cluster) -> None:
     stepper = usable.step(SCRIPTS / "ddp_basic.py")
     while not stepper.finished:

@@ -105,21 +105,20 @@ class Stepper:
     def play(self, speed: float = 1.0) -> Stepper:
         """Take at most ``speed`` steps per second, until the run ends or :meth:`pause` is called.
 
-        While looking back, this method only replays the moments recorded so far.
+        While looking back, this method first replays the moments recorded so far.
 
         Raises:
             StepError: ``speed`` is not positive, or the run has ended.
         """
         if not speed > 0:
             raise StepError(f"speed must be a positive number of steps per second; got {speed}.")
-        looking_back = self._looking_back
         self._pause_requested.clear()
         self.playing = True
         self._notify()
         try:
             while True:
                 self.next()
-                at_end = (self.finished or looking_back) and not self._looking_back
+                at_end = self.finished and not self._looking_back
                 if at_end or self._pause_requested.wait(1 / speed):
                     return self
         finally:

@@ -80,7 +80,7 @@ export class Controls {
     const past = position < last;
     const titles = {
       back: "one step back (b)",
-      play: playing ? "pause (p)" : past ? "replay (p)" : "play (p)",
+      play: playing ? "pause (p)" : past ? "play from this step (p)" : "play (p)",
       next: past ? "one step forward (n)" : "resume every rank (n)",
       finish: "run to the end (f)", help: "keys (?)",
     };
