@@ -358,6 +358,13 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
+    loss = {n: mean_loss(step) for n, step in training.steps.items() if step.reports}
+
+    def caption(n: int) -> str:
+        """Return a step's loss; the clock shows its number if every step is drawn."""
+        known = [f"mean loss {figure(loss[n])}"] if n in loss else []
+        return ", ".join([*[f"step {n + 1}"] * bool(note or not known), *known])
+
     hint = (
         "waiting for the first step"
         if live
@@ -385,7 +392,7 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         opening=last if live else 0.0,
         max_height=max(340, scene.height),
         keyframes=[
-            {"begin": float(k), "end": float(k), "caption": f"step {n + 1}", "details": note}
+            {"begin": float(k), "end": float(k), "caption": caption(n), "details": note}
             for k, n in enumerate(shown)
         ],
         stills=[[0, scene.height]] if shown else [],
@@ -466,13 +473,11 @@ def _curve(
     axis = [
         line(point(first, lowest), point(last, lowest), "base"),
         *(
-            text(
-                figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end", size=9
-            )
+            text(figure(y), "tick", x=AXIS_WIDTH - 4, y=point(first, y)[1] + 4, anchor="end")
             for y in {lowest, highest}
         ),
-        text(f"step {first}", "tick", x=AXIS_WIDTH, y=height + 31, size=9),
-        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=height + 31, anchor="end", size=9),
+        text(f"step {first}", "tick", x=AXIS_WIDTH, y=height + 31),
+        text(f"{last}", "tick", x=CURVE_WIDTH - 6, y=height + 31, anchor="end"),
     ]
     for lane, (rank, values) in enumerate(lines):
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(point, values, values.values()))

@@ -69,11 +69,11 @@ def test_gradients_of_synchronous_sgd_are_drawn(tab: Any, tmp_path: Path, trace:
 
     sheet.page.focus(".dk-scrub")
     sheet.press("ArrowRight", "ArrowRight")
-    assert sheet.text(".dk-fact strong") == "step 3"
-    assert (
-        "step 3; 0.weight: 128 × 64 (64 shown); "
-        in sheet.root.locator("> .dk-spoken").text_content()
-    )
+    assert sheet.text(".dk-clock") == "step 3 of 6"
+    loss = sheet.text(".dk-fact strong")
+    assert float(loss.removeprefix("mean loss ")) > 0
+    spoken = sheet.root.locator("> .dk-spoken").text_content()
+    assert f"step 3 of 6; {loss}; 0.weight: 128 × 64 (64 shown); " in spoken
     sheet.save_screenshots("gradients")
     assert sheet.root.evaluate("e => e.scrollWidth <= e.clientWidth")
     sheet.assert_clean()

@@ -142,8 +142,8 @@ export class Scene extends Follower {
     this.drawMoment();
     this.list.mark(this.player.keyframe, true);
     const { caption, details, verdicts = [] } = this.script.keyframes[this.player.keyframe] ?? {};
-    const words = [caption, details, ...verdicts.map(({ text }) => text), ...this.marks.screenReaderText,
-      ...this.side.screenReaderText];
+    const words = [this.bar.clock.textContent, caption, details, ...verdicts.map(({ text }) => text),
+      ...this.marks.screenReaderText, ...this.side.screenReaderText];
     this.liveRegion.textContent = words.filter(Boolean).join("; ");
     this.root.dataset.drawn = String((Number(this.root.dataset.drawn) || 0) + 1);
   }
