@@ -77,6 +77,7 @@ class Renderer:
                 count(sum(map(size, self.parameters)), "value"),
             ],
             description=DESCRIPTION,
+            max_height=1.4 * self.scene.height,  # the width of the page determines the scale
             empty="" if self.parameters else "there are no parameters",
         )
 
