@@ -80,7 +80,8 @@ export class List {
     if (key === this.key) return;
     Object.assign(this, { rows, script, key });
     this.name.textContent = name;
-    const groups = [...new Set(rows.flatMap(([, names]) => names))];
+    const groups = [...new Set(rows.flatMap(([, names]) => names))].sort((a, b) =>
+      a.localeCompare(b, undefined, { numeric: true }));
     const chosen = this.select.value;
     this.select.replaceChildren(h("option", { value: "" }, all),
       ...groups.map((group) => h("option", { value: group }, group)));
