@@ -52,10 +52,10 @@ function body(rank, now, last, scale, store) {
   const unwritten = now?.kind === "recv" && now.dtype ? "not written yet" : "";
   return [
     rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), tensorOf(now)) : null,
-    rank.reason ? h("p", { class: "dk-reason" }, rank.reason) : null,
+    rank.reason ? h("p", { class: "dk-reason", title: rank.reason }, rank.reason) : null,
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
-      h("div", { class: "dk-was" }, h("span", {}, "completed"), h("span", {}, call(last, store)),
+      h("div", { class: "dk-was" }, h("span", { title: "completed" }, "✓"), h("span", {}, call(last, store)),
         now?.dtype && tensor(now) === tensor(last) ? null : tensorOf(last)),
       strips(last, last.values, scale)) : null,
   ];

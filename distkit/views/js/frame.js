@@ -29,8 +29,10 @@ export function notices(picture) {
 
 export function legend(store) {
   const kinds = store.kinds();
+  const sign = (kind) =>
+    h("i", { class: `dk-key dk-${kind}`, "data-live": store.frame.live, style: `--dk-key: var(--dk-${kind})` });
   return LEGEND.filter(([kind]) => kinds.has(kind)).map(([kind, text]) =>
-    h("li", {}, h("i", { class: `dk-key dk-${kind}`, style: `--dk-key: var(--dk-${kind})` }), text));
+    h("li", {}, sign(kind), kind === "lost" && store.frame.live ? `${text} yet` : text));
 }
 
 export function totals({ frame }, color) {
