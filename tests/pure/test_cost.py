@@ -192,11 +192,21 @@ def test_invalid_arguments_raise(call: object, message: str) -> None:
         lambda n, nbytes, link: parameter_server(n, [nbytes], 2, link, 1.0),
     ],
 )
-def test_network_instead_of_a_link_raises(call: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match=r"a dk.simulation.Link, not Network: pass network.link"):
-        call(4, 1000, Network(Link(1e-6, 1e-9)))
-    with pytest.raises(TypeError, match=r"not float: pass dk.simulation.Link\(alpha, beta\)"):
-        call(4, 1000, 1e-6)
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (
+            Network(Link(1e-6, 1e-9)),
+            r"a dk.simulation.Link, not Network: pass network.link",
+        ),
+        (1e-6, r"not float: pass dk.simulation.Link\(alpha, beta\)"),
+    ],
+)
+def test_network_instead_of_a_link_raises(
+    call: Callable[..., object], link: object, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(4, 1000, link)
 
 
 # -- fitting --------------------------------------------------------------------------------

@@ -267,19 +267,23 @@ def test_rank_of_a_dump_is_parsed_from_its_name(tmp_path: Path, names: tuple[str
     assert [trace.info.ranks[r].file for r in range(2)] == [file.name for file in files]
 
 
-def test_inconsistent_files_raise(tmp_path: Path) -> None:
-    content = json.dumps(dump(entry(0, "all_reduce")))
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        ("b_0", TraceFileError, "a_0 and b_0 both belong to rank 0"),
+        ("plain", TraceFileError, "rank is unknown"),
+        ("c_1.json", TraceFileError, r"a_0 and c_1.json are different types of files"),
+        ("none_1", FileNotFoundError, "none_1"),
+    ],
+)
+def test_inconsistent_files_raise(
+    tmp_path: Path, other: str, error: type[Exception], message: str
+) -> None:
     for name in ("a_0", "b_0", "plain"):
-        tmp_path.joinpath(name).write_text(content)
-    with pytest.raises(TraceFileError, match="a_0 and b_0 both belong to rank 0"):
-        Trace.load([tmp_path / "a_0", tmp_path / "b_0"])
-    with pytest.raises(TraceFileError, match="rank is unknown"):
-        Trace.load([tmp_path / "a_0", tmp_path / "plain"])
+        tmp_path.joinpath(name).write_text(json.dumps(dump(entry(0, "all_reduce"))))
     tmp_path.joinpath("c_1.json").write_text(json.dumps(profile_events(1)))
-    with pytest.raises(TraceFileError, match=r"a_0 and c_1.json are different types of files"):
-        Trace.load([tmp_path / "a_0", tmp_path / "c_1.json"])
-    with pytest.raises(FileNotFoundError):
-        Trace.load([tmp_path / "a_0", tmp_path / "none_1"])
+    with pytest.raises(error, match=message):
+        Trace.load([tmp_path / "a_0", tmp_path / other])
 
 
 # -- Chrome traces -------------------------------------------------------------------

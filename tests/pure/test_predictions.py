@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,16 +93,19 @@ def test_guess_of_the_wrong_type_is_rejected(question: str, guess: Any, remedy: 
     assert prediction.compare([5, 7])
 
 
-def test_unknown_choice_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: p.commit("perhaps"), "guess 'perhaps' is not one of the choices: yes · no"),
+        (lambda p: p.commit(""), "Select one"),
+        (lambda p: p.compare(3), "The answer '3' is not one of the choices"),
+        (lambda p: predict("Does it end?", ["yes", "Yes"]), "two or more different choices"),
+    ],
+)
+def test_unknown_choice_is_rejected(call: Callable[[Prediction], object], message: str) -> None:
     prediction = predict("Does it end?", ["yes", "no"])
-    with pytest.raises(DistkitError, match="guess 'perhaps' is not one of the choices: yes · no"):
-        prediction.commit("perhaps")
-    with pytest.raises(DistkitError, match="Select one"):
-        prediction.commit("")
-    with pytest.raises(DistkitError, match="The answer '3' is not one of the choices"):
-        prediction.compare(3)
-    with pytest.raises(DistkitError, match="two or more different choices"):
-        predict("Does it end?", ["yes", "Yes"])
+    with pytest.raises(DistkitError, match=message):
+        call(prediction)
 
 
 def test_guess_can_change_until_the_answer() -> None:

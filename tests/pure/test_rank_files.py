@@ -106,12 +106,16 @@ def test_full_disk_stops_recording_but_not_the_rank(
     file.close()
 
 
-def test_unreadable_file_raises(tmp_path: Path) -> None:
-    (tmp_path / "x.rank").write_bytes(b"distkit-rank 9\n")
-    with pytest.raises(dk.errors.TraceFileError, match="a different version of distkit"):
-        Trace.load(tmp_path)
-    (tmp_path / "x.rank").write_bytes(rankfile.MAGIC)
-    with pytest.raises(dk.errors.TraceFileError, match="the file is empty"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"distkit-rank 9\n", "a different version of distkit"),
+        (rankfile.MAGIC, "the file is empty"),
+    ],
+)
+def test_unreadable_file_raises(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.rank").write_bytes(content)
+    with pytest.raises(dk.errors.TraceFileError, match=message):
         Trace.load(tmp_path)
 
 

@@ -297,10 +297,15 @@ def test_invalid_arguments_raise(call: object, message: str) -> None:
         lambda network: pipeline(2, 2, 1.0, 1.0, 4, network),
     ],
 )
-def test_link_instead_of_a_network_raises(call: Callable[[object], object]) -> None:
-    with pytest.raises(TypeError, match=r"not Link: use dk.simulation.Network\(the link\)"):
-        call(ONE)
-    with pytest.raises(
-        TypeError, match=r"not float: use dk.simulation.Network\(a dk.simulation.Link\)"
-    ):
-        call(1e-6)
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (ONE, r"not Link: use dk.simulation.Network\(the link\)"),
+        (1e-6, r"not float: use dk.simulation.Network\(a dk.simulation.Link\)"),
+    ],
+)
+def test_link_instead_of_a_network_raises(
+    call: Callable[[object], object], network: object, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(network)

@@ -123,20 +123,32 @@ class Running:
         raise AssertionError("subscribe() must not be called")
 
 
-def test_invalid_comparisons_raise() -> None:
-    ring = traces.ring()
-    with pytest.raises(ValueError, match=r"2 to 8 traces, not 1. Use Compare\("):
-        dk.Compare({"ring": ring})
-    with pytest.raises(ValueError, match="not 0"):
-        dk.Compare()
-    with pytest.raises(ValueError, match="not 9"):
-        dk.Compare(*[ring] * 9)
-    with pytest.raises(TypeError, match="not int"):
-        dk.Compare(ring, 5)
-    with pytest.raises(TypeError, match=r"got a list. Use Compare\(run_a, run_b\)"):
-        dk.Compare([ring, ring])
-    with pytest.raises(ValueError, match=r"still running. Wait for it with run.wait\(\)"):
-        dk.Compare(ring, Running())
+@pytest.mark.parametrize(
+    ("compare", "error", "message"),
+    [
+        (
+            lambda ring: dk.Compare({"ring": ring}),
+            ValueError,
+            r"2 to 8 traces, not 1. Use Compare\(",
+        ),
+        (lambda ring: dk.Compare(), ValueError, "not 0"),
+        (lambda ring: dk.Compare(*[ring] * 9), ValueError, "not 9"),
+        (lambda ring: dk.Compare(ring, 5), TypeError, "not int"),
+        (
+            lambda ring: dk.Compare([ring, ring]),
+            TypeError,
+            r"got a list. Use Compare\(run_a, run_b\)",
+        ),
+        (
+            lambda ring: dk.Compare(ring, Running()),
+            ValueError,
+            r"still running. Wait for it with run.wait\(\)",
+        ),
+    ],
+)
+def test_invalid_comparisons_raise(compare, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compare(traces.ring())
 
 
 # -- pictures ------------------------------------------------------------------------------

@@ -72,18 +72,18 @@ def test_cluster_can_be_calibrated() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [[], [4], [4, 1 << 20], [8, 4, 1 << 20], [0, 4, 1 << 20], [4, 8, 64]]
+    ("cluster", "options", "error", "message"),
+    [
+        *[
+            (ForkedRanks(2), {"sizes": sizes}, ValueError, "at least 3 sizes in ascending order")
+            for sizes in ([], [4], [4, 1 << 20], [8, 4, 1 << 20], [0, 4, 1 << 20], [4, 8, 64])
+        ],
+        (4, {}, TypeError, r"needs a dk.Cluster, not int"),
+        (ForkedRanks(1), {"sizes": SIZES, "batches": 1}, ValueError, "needs at least 2 ranks"),
+    ],
 )
-def test_invalid_sizes_raise(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match="at least 3 sizes in ascending order"):
-        dk.simulation.calibrate(ForkedRanks(2), sizes=sizes)
-
-
-def test_calibrating_a_non_cluster_raises() -> None:
-    with pytest.raises(TypeError, match=r"needs a dk.Cluster, not int"):
-        dk.simulation.calibrate(4)
-
-
-def test_calibrating_one_rank_raises() -> None:
-    with pytest.raises(ValueError, match="needs at least 2 ranks"):
-        dk.simulation.calibrate(ForkedRanks(1), sizes=SIZES, batches=1)
+def test_invalid_calibration_raises(
+    cluster: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        dk.simulation.calibrate(cluster, **options)

@@ -48,8 +48,13 @@ def test_fewer_samples_than_ranks_are_evaluated() -> None:
     assert found == [dk.data.evaluate(model(), images(1))] * 3
 
 
-def test_invalid_evaluation_raises() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        dk.data.evaluate(model(), images(0))
-    with pytest.raises(ValueError, match=r"shape \(\) for 8 samples.*reduction='none'"):
-        dk.data.evaluate(model(), images(8), F.cross_entropy)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((images(0),), "no samples"),
+        ((images(8), F.cross_entropy), r"shape \(\) for 8 samples.*reduction='none'"),
+    ],
+)
+def test_invalid_evaluation_raises(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dk.data.evaluate(model(), *arguments)

@@ -225,11 +225,16 @@ def test_invalid_numbers_of_ranks_raise(n: int) -> None:
         dk.run_ranks(dist.get_rank, n)
 
 
-def test_non_callable_raises() -> None:
-    with pytest.raises(TypeError, match="needs a function"):
-        dk.run_ranks(42, 2)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="script not found"):
-        dk.run_ranks("nowhere.py", 2)
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        (42, TypeError, "needs a function"),
+        ("nowhere.py", FileNotFoundError, "script not found"),
+    ],
+)
+def test_non_callable_raises(program: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        dk.run_ranks(program, 2)  # type: ignore[arg-type]
 
 
 def test_folders_are_removed_after_the_run(temporary: Path) -> None:

@@ -205,16 +205,30 @@ def test_only_the_chief_writes_summaries(tmp_path: Path, monkeypatch: pytest.Mon
     assert written == [str(tmp_path), ("loss", 0), ("accuracy", 0), "closed"]
 
 
-def test_wrong_loss_reduction_raises() -> None:
-    per_row = Model(network(), loss=partial(F.cross_entropy, reduction="none"))
-    with pytest.raises(StrategyError, match=r"shape \(4,\), but must be the mean"):
-        per_row.evaluate(digits(slice(4)))
-    mean = Model(network(), metrics={"error": F.cross_entropy})
-    with pytest.raises(ValueError, match=r"returned shape \(\) for 4 samples"):
-        mean.evaluate(digits(slice(4)))
-    broadcast = Model(network(), metrics={"error": lambda outputs, y: outputs[:, :1] - y})
-    with pytest.raises(ValueError, match=r"returned shape \(4, 4\) for 4 samples"):
-        broadcast.evaluate(digits(slice(4)))
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"loss": partial(F.cross_entropy, reduction="none")},
+            StrategyError,
+            r"shape \(4,\), but must be the mean",
+        ),
+        (
+            {"metrics": {"error": F.cross_entropy}},
+            ValueError,
+            r"returned shape \(\) for 4 samples",
+        ),
+        (
+            {"metrics": {"error": lambda outputs, y: outputs[:, :1] - y}},
+            ValueError,
+            r"returned shape \(4, 4\) for 4 samples",
+        ),
+    ],
+)
+def test_wrong_loss_reduction_raises(options, error: type[Exception], message: str) -> None:
+    model = Model(network(), **options)
+    with pytest.raises(error, match=message):
+        model.evaluate(digits(slice(4)))
 
 
 def test_model_without_an_optimizer_raises() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -119,16 +121,26 @@ def test_losses_of_a_row_are_added_as_in_tensorflow() -> None:
     assert compute_average_loss(losses, global_batch_size=0).item() == 0.0
 
 
-@pytest.mark.parametrize("size", [-1, 2.5, "4", [4]])
-def test_invalid_global_batch_raises(size) -> None:
-    with pytest.raises(StrategyError, match="needs an integer global_batch_size"):
-        compute_average_loss(torch.ones(2), global_batch_size=size)
-
-
-def test_list_of_losses_raises() -> None:
-    for compute in (compute_average_loss, scale_regularization_loss):
-        with pytest.raises(StrategyError, match=r"needs a tensor; got \[1.0, 2.0\] \(list\)"):
-            compute([1.0, 2.0])
+@pytest.mark.parametrize(
+    ("compute", "losses", "message"),
+    [
+        *[
+            (
+                partial(compute_average_loss, global_batch_size=size),
+                torch.ones(2),
+                "needs an integer global_batch_size",
+            )
+            for size in (-1, 2.5, "4", [4])
+        ],
+        *[
+            (compute, [1.0, 2.0], r"needs a tensor; got \[1.0, 2.0\] \(list\)")
+            for compute in (compute_average_loss, scale_regularization_loss)
+        ],
+    ],
+)
+def test_invalid_losses_and_global_batches_raise(compute, losses, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        compute(losses)
 
 
 def test_losses_in_the_wrong_context_raise() -> None:
