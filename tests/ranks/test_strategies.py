@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ports import reserved_port
 from torch import Tensor, nn
-from training import training_step
+from training import error_message, training_step
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError
@@ -287,12 +287,7 @@ MISTAKES = {
 
 def test_mistakes_raise_the_same_error_on_all_ranks() -> None:
     def errors() -> list[str]:
-        messages = []
-        for mistake in MISTAKES:
-            with pytest.raises(StrategyError) as caught:
-                mistake(MirroredStrategy())
-            messages.append(str(caught.value))
-        return messages
+        return [error_message(StrategyError, fn, MirroredStrategy()) for fn in MISTAKES]
 
     first, second = run_ranks(errors, 2).results
     assert first == second
@@ -419,8 +414,6 @@ def test_script_uses_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nccl_without_nccl_ranks_raises() -> None:
     def nccl() -> str:
         strategy = MultiWorkerMirroredStrategy(CommunicationOptions(implementation="NCCL"))
-        with pytest.raises(StrategyError) as caught:
-            strategy._all_reduce_gradients(torch.ones(1))
-        return str(caught.value)
+        return error_message(StrategyError, strategy._all_reduce_gradients, torch.ones(1))
 
     assert "requests NCCL, but these ranks use" in run_ranks(nccl, 2).results[0]

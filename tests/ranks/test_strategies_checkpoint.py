@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import whole
+from training import error_message, whole
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError
@@ -193,14 +193,10 @@ def cannot_write(strategy: Strategy, file: Path) -> list[str]:
     """Return the errors from writing into a file instead of a folder."""
     with strategy.scope():
         model = nn.Linear(2, 2)
-    messages = []
-    for write in (
-        lambda: save(strategy, file / "checkpoint", model),
-        lambda: save_weights(strategy, file / "weights.safetensors", model),
-    ):
-        with pytest.raises(StrategyError) as caught:
-            write()
-        messages.append(str(caught.value))
+    messages = [
+        error_message(StrategyError, save, strategy, file / "checkpoint", model),
+        error_message(StrategyError, save_weights, strategy, file / "weights.safetensors", model),
+    ]
     strategy.reduce("sum", torch.ones(1))  # the strategy is still usable
     return messages
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from training import error_message
 
 from distkit import run_ranks
 from distkit.errors import StrategyError
@@ -159,9 +160,7 @@ def test_losses_in_the_wrong_context_raise() -> None:
             (model(x).mean() + scale_regularization_loss(model.weight)).backward()
             optimizer.step()
 
-        with pytest.raises(StrategyError) as caught:
-            strategy.run(step, args=(X,))
-        return str(caught.value)
+        return error_message(StrategyError, strategy.run, step, (X,))
 
     for kind in (MirroredStrategy, FullyShardedStrategy):
         for message in run_ranks(too_small, 2, kind()).results:
@@ -213,11 +212,11 @@ def test_variables_created_in_run_must_be_equal() -> None:
             return kept[0].read_value().item()
 
         found = [strategy.run(step), strategy.run(step)]
-        errors, outside = [], nn.Parameter(torch.rand(2))
-        for create in (lambda: nn.Linear(2, 3), lambda: model.register_parameter("b", outside)):
-            with pytest.raises(StrategyError) as caught:
-                strategy.run(create)
-            errors.append(str(caught.value))
+        outside = nn.Parameter(torch.rand(2))
+        errors = [
+            error_message(StrategyError, strategy.run, create)
+            for create in (lambda: nn.Linear(2, 3), lambda: model.register_parameter("b", outside))
+        ]
         strategy.run(lambda: setattr(model, "again", model.weight))  # a parameter of the strategy
         strategy.run(nn.Softmax)
         return found, errors, strategy.reduce("sum", 1).item()
@@ -235,9 +234,7 @@ def test_write_without_aggregation_raises() -> None:
     def write(strategy: Strategy) -> str:
         with strategy.scope():
             kept = Variable(0.0)
-        with pytest.raises(StrategyError) as caught:
-            strategy.run(kept.assign, args=(1.0,))
-        return str(caught.value)
+        return error_message(StrategyError, strategy.run, kept.assign, (1.0,))
 
     for message in run_ranks(write, 2, MirroredStrategy()).results:
         assert "aggregation is NONE" in message

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import whole
+from training import error_message, whole
 
 from distkit import run_ranks
 from distkit.errors import StrategyError, TrainingError
@@ -193,9 +193,9 @@ def test_exception_in_one_replica_reaches_all(kind, where: str) -> None:
 def step_with_closure(strategy: Strategy) -> str:
     with strategy.scope():
         optimizer = torch.optim.LBFGS(nn.Linear(6, 2).parameters())
-    with pytest.raises(StrategyError) as caught:
-        strategy.run(lambda: optimizer.step(lambda: torch.zeros(())))
-    return str(caught.value)
+    return error_message(
+        StrategyError, strategy.run, lambda: optimizer.step(lambda: torch.zeros(()))
+    )
 
 
 def test_step_with_a_closure_raises() -> None:

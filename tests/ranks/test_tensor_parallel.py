@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from training import error_message
 
 import distkit as dk
 from distkit.events import Op
@@ -71,12 +72,10 @@ def test_column_then_row_layers_equal_plain_layers_and_dtensor(n: int, bias: boo
 
 def test_indivisible_features_raise() -> None:
     def program() -> list[str]:
-        errors = []
-        for layer in (ColumnLinear, RowLinear):
-            with pytest.raises(dk.errors.LayoutError) as caught:
-                layer(nn.Linear(7, 7))
-            errors.append(str(caught.value))
-        return errors
+        return [
+            error_message(dk.errors.LayoutError, layer, nn.Linear(7, 7))
+            for layer in (ColumnLinear, RowLinear)
+        ]
 
     for errors in dk.run_ranks(program, 2).results:
         assert all(

@@ -1,9 +1,10 @@
-"""Functions for tests that run on ranks: a sum over the ranks, and helpers for training."""
+"""Functions for tests that run on ranks: sums, messages of errors, and helpers for training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,6 +18,13 @@ def sum_over_ranks() -> float:
     x = torch.full((3,), dist.get_rank() + 1.0)
     dist.all_reduce(x)
     return x[0].item()
+
+
+def error_message(kind: type[Exception], call: Callable[..., object], *args: object) -> str:
+    """Return the message of the error that a call raises."""
+    with pytest.raises(kind) as caught:
+        call(*args)
+    return str(caught.value)
 
 
 def whole(w: Tensor) -> Tensor:
