@@ -220,13 +220,17 @@ def test_sparse_gradients_are_pushed_as_dense_tensors(cluster) -> None:
     assert cluster.run(train_sparse, ParameterServerStrategy()).results == [-12.0] * 2
 
 
-def test_missing_servers_raise_with_a_remedy() -> None:
-    with pytest.raises(StrategyError, match=r"dk.Cluster\(workers=2, servers=1\)"):
-        train(ParameterServerStrategy())
-    with pytest.raises(StrategyError, match='"async" or "sync"'):
-        ParameterServerStrategy(mode="half")
-    with pytest.raises(StrategyError, match="must be callable"):
-        ParameterServerStrategy(3)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: train(ParameterServerStrategy()), r"dk.Cluster\(workers=2, servers=1\)"),
+        (lambda: ParameterServerStrategy(mode="half"), '"async" or "sync"'),
+        (lambda: ParameterServerStrategy(3), "must be callable"),
+    ],
+)
+def test_missing_servers_and_invalid_options_raise(call, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        call()
 
 
 def train_with_checkpoint(strategy: Strategy, folder: str, action: str):
