@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from training import training_step
 from waiting import wait_until
 
@@ -97,18 +96,24 @@ def test_dead_worker_in_sync_mode_raises(cluster, tmp_path) -> None:
     assert len(cluster.run(train, MirroredStrategy()).results) == 2  # the cluster still works
 
 
-def add_ones(strategy: Strategy, started: str, killed: str):
-    """Schedule functions that each add 1, until the test has killed a server."""
-    with strategy.scope():
-        model = nn.Linear(4, 4, bias=False)
-        nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+def adding_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return a step that adds 1 to each weight if the learning rate is 1."""
 
     def step() -> None:
         optimizer.zero_grad()
         (-model.weight.sum()).backward()
         optimizer.step()
 
+    return step
+
+
+def add_ones(strategy: Strategy, started: str, killed: str):
+    """Schedule functions that each add 1, until the test has killed a server."""
+    with strategy.scope():
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = adding_step(model, optimizer)
     coordinator, count = ClusterCoordinator(strategy), 0
     while count < 30 or not Path(killed).exists():
         coordinator.schedule(strategy.run, (step,)).fetch()
@@ -238,11 +243,7 @@ def train_with_checkpoint(strategy: Strategy, folder: str, action: str):
     with strategy.scope():
         model = nn.Linear(6, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    step = training_step(model, optimizer)
 
     def epoch() -> None:
         for x, y in strategy.distribute_dataset((X, Y), global_batch=20):
@@ -272,12 +273,7 @@ def train_by_coordinator(strategy: Strategy, folder: str, action: str):
         model = nn.Linear(3, 1, bias=False).double()
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (-model.weight.sum()).backward()
-        optimizer.step()
-
+    step = adding_step(model, optimizer)
     coordinator = ClusterCoordinator(strategy)
     if action == "load":
         load(strategy, folder, model)
@@ -305,12 +301,7 @@ def load_and_die(strategy: Strategy, folder: str, victim: str, steps: int, flag:
     with strategy.scope():
         model = nn.Linear(1, 1, bias=False).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (-model.weight.sum()).backward()
-        optimizer.step()
-
+    step = adding_step(model, optimizer)
     mine = os.environ["RANK"] == victim
     load(strategy, folder, model)
     for n in range(5 if mine else 0):

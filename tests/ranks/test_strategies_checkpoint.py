@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
-from training import error_message, whole
+from training import error_message, training_step, whole
 
 from distkit import run_ranks
 from distkit.errors import RankError, StrategyError
@@ -39,12 +38,7 @@ def train(strategy: Strategy, folder: Path, action: str, hidden: int = 7):
     epoch = 0
     if action == "load":
         epoch = load(strategy, folder, model, optimizer, epoch=0)["epoch"]
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
+    step = training_step(model, optimizer)
     for x, y in strategy.distribute_dataset((X, Y), global_batch=12):
         strategy.run(step, args=(x, y))
     if action == "save":
