@@ -144,10 +144,10 @@ def test_every_import_is_declared() -> None:
     assert not {name for name in third_party if not {d.lower() for d in owner[name]} & declared}
 
 
-def python(*args: str | Path) -> str:
-    """Run code in a new Python in the project's folder; return its output."""
+def python(*args: str | Path, cwd: Path = ROOT) -> str:
+    """Run code in a new Python, by default in the project's folder; return its output."""
     command = [sys.executable, *map(str, args)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -167,12 +167,10 @@ def test_recorded_traces_replay_without_torch(tmp_path: Path) -> None:
         for name in RECORDED:
             assert cli.main(["replay", name, "--no-browser", "--html", f"{name}.html"]) == 0
     """
-    command = [sys.executable, "-Werror", "-c", code]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    output = python("-Werror", "-c", code, cwd=tmp_path)
     names = {page.stem for page in tmp_path.glob("*.html")}
     assert names == {file.stem for file in COMPANIONS.rglob("recorded/*.trace")}
-    assert len(names) == ran.stdout.count("Replay: ") == 7
+    assert len(names) == output.count("Replay: ") == 7
     assert not [name for name in names if name not in PACKAGE.joinpath("cli.py").read_text()]
 
 
