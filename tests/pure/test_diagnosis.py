@@ -41,24 +41,15 @@ def wait(step):
     return Step(None, wait=step)
 
 
-def new_group(n):
-    return Step(Op.NEW_GROUP, where=line(n), attributes={"members": (0, 1)})
-
-
 def exchange(sends, receives):
     rows = sum(sends)
     splits = {"sends": sends, "receives": receives}
     return Step(Op.ALL_TO_ALL, where=line(3), attributes=splits, nbytes=4 * rows, shape=(rows,))
 
 
-def gradients(nbytes):
-    return all_reduce(
-        8, attributes={"gradients": True}, nbytes=nbytes, shape=(nbytes // 4,), is_async=True
-    )
-
-
 def backward(*sizes):
-    parts = [gradients(n) for n in sizes]
+    fields = {"attributes": {"gradients": True}, "is_async": True}
+    parts = [all_reduce(8, nbytes=n, shape=(n // 4,), **fields) for n in sizes]
     return [*parts, *map(wait, parts)]
 
 
@@ -262,7 +253,10 @@ HANGS = {
     "new_group that two ranks skip": (
         "new_group",
         (2, 3),
-        [[new_group(3), barrier(9)]] * 2 + [[barrier(9)]] * 2,
+        [
+            *[[Step(Op.NEW_GROUP, where=line(3), attributes={"members": (0, 1)}), barrier(9)]] * 2,
+            *[[barrier(9)]] * 2,
+        ],
         {},
         ("new_group([0, 1]) at a.py:3",),
     ),

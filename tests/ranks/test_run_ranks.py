@@ -65,10 +65,8 @@ def test_missing_rank_does_not_block_the_start() -> None:
 
 
 def test_module_that_the_call_names_is_imported_before_its_ranks_are_forked() -> None:
-    def is_imported() -> bool:
-        return "torch.distributed.tensor" in sys.modules
-
-    assert dk.run_ranks(is_imported, 2).results == [True, True]
+    run = dk.run_ranks(lambda: "torch.distributed.tensor" in sys.modules, 2)
+    assert run.results == [True, True]
 
 
 def test_arguments_and_closures_are_pickled() -> None:
@@ -199,14 +197,10 @@ def test_rank_that_dies_is_named(end: object) -> None:
 
 def test_unpicklable_object_is_named() -> None:
     lock = threading.Lock()
-
-    def program() -> bool:
-        return lock.locked()
-
     with pytest.raises(
         dk.errors.NotPicklableError, match=r"captured variable 'lock' has type _thread.lock"
     ):
-        dk.run_ranks(program, 2)
+        dk.run_ranks(lambda: lock.locked(), 2)
     with pytest.raises(dk.errors.NotPicklableError, match=r"argument 1 has type _thread.lock"):
         dk.run_ranks(len, 2, 1, lock)
 

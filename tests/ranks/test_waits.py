@@ -155,14 +155,7 @@ def in_threads(*calls: Callable[[], Any]) -> None:
 
 def one_group_for_two_threads() -> None:
     weights, biases = torch.ones(3), torch.ones(5)
-
-    def sum_weights() -> None:
-        dist.all_reduce(weights)
-
-    def sum_biases() -> None:
-        dist.broadcast(biases, 0)
-
-    calls = (sum_weights, sum_biases)
+    calls = (lambda: dist.all_reduce(weights), lambda: dist.broadcast(biases, 0))
     in_threads(*(calls if dist.get_rank() == 0 else calls[::-1]))
 
 
@@ -173,12 +166,9 @@ def test_threads_with_different_orders_on_one_group_are_diagnosed() -> None:
 
 
 def a_thread_of_a_pool() -> None:
-    def total() -> None:
-        dist.all_reduce(torch.ones(2))
-
     with ThreadPoolExecutor(1) as pool:
         if dist.get_rank() == 0:
-            pool.submit(total).result()
+            pool.submit(lambda: dist.all_reduce(torch.ones(2))).result()
 
 
 def test_main_thread_waiting_for_a_blocked_thread_is_diagnosed() -> None:
