@@ -25,6 +25,7 @@ from distkit_hosts.torchrun.rankfile import find_files, read
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
 DISTKIT = [sys.executable, "-m", "distkit"]
+TRACE = [*DISTKIT, "trace", "--", *TWO, "train.py"]
 ROOT = Path(__file__).parents[2]
 LONG = 240
 
@@ -124,7 +125,7 @@ def run(*command: str, script: str, status: int = 0) -> str:
 
 
 def test_script_is_recorded_unchanged() -> None:
-    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", "--lr", "1", script=TRAINS)
+    output = run(*TRACE, "--lr", "1", script=TRAINS)
     assert output.count("[__main__ ['--lr', '1'] 12]") == 2
     assert "1 message, 3 collectives. Saved in trace.gz." in output
     trace = Trace.load("trace")
@@ -153,8 +154,7 @@ def test_rank_death_restarts_all_ranks() -> None:
 
 def test_hang_killed_by_a_signal_is_explained() -> None:
     Path("train.py").write_text(HANGS)
-    command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with background_process(command, stdout=subprocess.PIPE) as process:
+    with background_process(TRACE, stdout=subprocess.PIPE) as process:
         wait_until(waiting, timeout=LONG)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LONG)
@@ -173,8 +173,7 @@ def waiting() -> bool:
 
 def test_hang_is_diagnosed_and_interrupted_from_a_notebook() -> None:
     Path("train.py").write_text(HANGS)
-    command = [*DISTKIT, "trace", "--", *TWO, "train.py"]
-    with background_process(command, stderr=subprocess.PIPE) as process:
+    with background_process(TRACE, stderr=subprocess.PIPE) as process:
         run = dk.hosts.follow(timeout=LONG)
         message = "rank 0 waits in recv(src=1) at train.py:5, rank 1 waits in recv(src=0)"
         with pytest.raises(DeadlockError, match=re.escape(message)):
@@ -220,7 +219,7 @@ sys.stdin.read()
 def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
     Path("train.py").write_text(STEPPED)
     stop_file = tmp_path / "stop"
-    running = subprocess.Popen([*DISTKIT, "trace", "--", *TWO, "train.py", str(stop_file)])
+    running = subprocess.Popen([*TRACE, str(stop_file)])
     try:
         run = dk.hosts.follow(timeout=LONG)
         stepper = run.step()
@@ -254,7 +253,7 @@ def test_stepped_ranks_outlive_the_notebook(tmp_path: Path) -> None:
 
 
 def test_hang_that_exceeds_torchs_timeout_is_explained() -> None:
-    output = run(*DISTKIT, "trace", "--", *TWO, "train.py", script=LIMITED, status=1)
+    output = run(*TRACE, script=LIMITED, status=1)
     assert "rank 0 calls all_reduce() at train.py:7, rank 1 calls barrier() at train.py:9" in output
 
 
@@ -280,19 +279,11 @@ def test_traceback_begins_in_the_script() -> None:
 @pytest.mark.stress
 def test_two_nodes_write_into_one_folder() -> None:
     Path("train.py").write_text(BARRIERS)
-    nodes = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     with reserved_port() as port:
-        rendezvous = f"--rdzv-endpoint=127.0.0.1:{port}"
         command = [
-            *DISTKIT,
-            "trace",
-            "--out",
-            "shared",
-            "--",
-            *TORCHRUN,
-            *nodes,
-            rendezvous,
-            "train.py",
+            *(*DISTKIT, "trace", "--out", "shared", "--"),
+            *(*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"),
+            *(f"--rdzv-endpoint=127.0.0.1:{port}", "train.py"),
         ]
         both = [subprocess.Popen(command) for _ in range(2)]
         assert [process.wait(LONG) for process in both] == [0, 0]
