@@ -186,11 +186,13 @@ def test_public_names_are_documented() -> None:
 
 def test_wheel_contains_only_distkit_and_companions(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    course = ROOT / "notebooks" / "course"
-    parts = {PACKAGE: "distkit", COMPANIONS: "", course: "distkit_course/content"}
     files = {
         str(target / path.relative_to(folder))
-        for folder, target in ((folder, Path(name)) for folder, name in parts.items())
+        for folder, target in (
+            (PACKAGE, Path("distkit")),
+            (COMPANIONS, Path()),
+            (ROOT / "notebooks" / "course", Path("distkit_course/content")),
+        )
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }

@@ -146,9 +146,8 @@ def test_pipeline_bubble_equals_the_formula(order: str, stages: int, microbatche
     assert trace.seconds == pytest.approx(3 * (microbatches + stages - 1))
     assert len(trace.messages) == 2 * (stages - 1) * microbatches
     assert all(m.sent is not None and m.received is not None for m in trace.messages)
-    schedule = PIPELINES[order]
     bubble = 1 - 3 * microbatches / trace.seconds
-    assert bubble == pytest.approx(schedule.bubble_fraction(stages, microbatches))
+    assert bubble == pytest.approx(PIPELINES[order].bubble_fraction(stages, microbatches))
 
 
 @pytest.mark.parametrize("order", ["interleaved", "zero_bubble"])
@@ -182,10 +181,11 @@ def test_weight_gradients_fill_the_bubble() -> None:
 
 
 def test_blocking_sends_are_slower() -> None:
-    link, seconds = Network(Link(0.5, 0.0)), []
-    for overlap in (True, False):
-        trace = pipeline(2, 4, 1.0, 1.0, 4, link, order="gpipe", overlap=overlap)
-        seconds.append(trace.seconds)
+    network = Network(Link(0.5, 0.0))
+    seconds = [
+        pipeline(2, 4, 1.0, 1.0, 4, network, order="gpipe", overlap=overlap).seconds
+        for overlap in (True, False)
+    ]
     # three of four sends are hidden in each direction
     assert seconds == pytest.approx([11.0, 14.0])
 

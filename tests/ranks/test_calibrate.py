@@ -60,8 +60,7 @@ def test_calibration_interpolates_measurements(machine: MeasuredNetwork) -> None
 def test_comparison_is_plotted(machine: MeasuredNetwork) -> None:
     measured = {"ring": {1 << 10: 1e-3, 1 << 20: 2e-3}}
     (axes,) = compare(machine.n, machine, measured=measured).axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["ring", "lower bound"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ring", "lower bound"]
     texts = compare(machine.n, machine).axes[0].get_legend().get_texts()
     assert len(texts) == len(dk.algorithms.ALL_REDUCES) + 1
 

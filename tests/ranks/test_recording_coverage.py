@@ -193,15 +193,13 @@ def functional_on_one_rank() -> None:
     assert isinstance(dist.group.WORLD, dist.ProcessGroup)
     if dist.get_rank() == 0:
         call = torch.ops._c10d_functional
-        x = call.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name)
-        call.wait_tensor(x)
+        call.wait_tensor(call.all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name))
 
 
 def full_tensor_on_one_rank() -> None:
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2,))
-    shards = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+    shards = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)])
     if dist.get_rank() == 0:
         print(shards.full_tensor())
 

@@ -51,9 +51,10 @@ def train(strategy: Strategy, make=torch.optim.SGD, batch: int = 11, **options):
         optimizer = make(model.parameters(), **{"lr": 0.1, **options})
 
     step = training_step(model, optimizer)
-    losses = []
-    for x, y in shards(strategy, batch) * 2:
-        losses.append(strategy.reduce("mean", strategy.run(step, args=(x, y))).item())
+    losses = [
+        strategy.reduce("mean", strategy.run(step, args=(x, y))).item()
+        for x, y in shards(strategy, batch) * 2
+    ]
     return losses, nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -386,8 +387,7 @@ def test_multi_worker_strategy_equals_one_process(options: CommunicationOptions)
     # six steps, each with 74 gradient elements of 8 bytes, 12 per pack; in a ring of two, rank 0
     # sends half of each pack twice
     packs = -(-74 // 12)
-    expected = 6 * packs * 2 if options.implementation == "RING" else 0
-    assert len(sent) == expected
+    assert len(sent) == (6 * packs * 2 if options.implementation == "RING" else 0)
 
 
 def test_script_uses_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:

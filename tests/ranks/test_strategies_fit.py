@@ -74,8 +74,7 @@ def fit_model(strategy: Strategy, epochs: int):
 def test_fit_equals_one_process() -> None:
     history, outputs = fit_model(Strategy(), 13)
     assert history["val_accuracy"][-1] >= 0.97
-    run = run_ranks(fit_model, 3, MirroredStrategy(), 13)
-    for found, predicted in run.results:
+    for found, predicted in run_ranks(fit_model, 3, MirroredStrategy(), 13).results:
         for name, values in history.items():
             assert found[name] == pytest.approx(values, rel=0, abs=1e-12), name
         assert found["val_accuracy"] == history["val_accuracy"]
@@ -138,10 +137,12 @@ def test_callbacks_are_called_and_stop_training() -> None:
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
     def train(strategy: Strategy, epochs: int, folder: Path):
         model = classifier(strategy)
-        images = digits(slice(60))
-        callbacks = [Checkpoint(folder)]
         history = model.fit(
-            images, global_batch=20, epochs=epochs, callbacks=callbacks, verbose=False
+            digits(slice(60)),
+            global_batch=20,
+            epochs=epochs,
+            callbacks=[Checkpoint(folder)],
+            verbose=False,
         )
         return history, nn.utils.parameters_to_vector(model.module.parameters()).detach()
 

@@ -43,8 +43,7 @@ def test_gradients_flow_through_the_collectives() -> None:
             context = get_replica_context()
             r = context.replica_id_in_sync_group
             x = torch.full((2,), r + 1.0, requires_grad=True)
-            y = context.all_reduce("sum", {"y": x})["y"]
-            y.square().sum().backward()
+            context.all_reduce("sum", {"y": x})["y"].square().sum().backward()
             z = torch.full((r + 1,), 1.0, requires_grad=True)
             ((r + 1) * context.all_gather(z) * torch.arange(6.0)).sum().backward()
             return x.grad, z.grad, context.all_reduce("mean", torch.tensor(r))

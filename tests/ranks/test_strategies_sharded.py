@@ -218,9 +218,8 @@ def sparse(strategy: Strategy):
         return loss
 
     try:
-        steps = [step, step]
-        shards = [*strategy.distribute_dataset(torch.tensor([1, 1, 3]), global_batch=3)] * 2
-        losses = [strategy.run(f, args=(x,)) for f, x in zip(steps, shards, strict=True)]
+        (x,) = strategy.distribute_dataset(torch.tensor([1, 1, 3]), global_batch=3)
+        losses = [strategy.run(step, args=(x,)) for _ in range(2)]
         return [strategy.reduce("mean", loss).item() for loss in losses]
     except StrategyError as error:
         return str(error)
