@@ -19,7 +19,7 @@ from distkit.trace.info import RunInfo, cross_host_traffic
 from distkit.trace.log import EventLog
 from distkit.views.scene import svg
 from distkit.views.scene.frame import MAX_LANES as MAX_PAGE_LANES
-from distkit.views.scene.frame import Json, clean, notice_lines
+from distkit.views.scene.frame import Json, clean, dotted, notice_lines
 from distkit.views.scene.marks import Scene, rect, text, title
 from distkit.views.scene.renderer import body, cut
 from distkit.views.scene.svg import text_width
@@ -97,10 +97,14 @@ class Side:
     @property
     def heading(self) -> str:
         """The name, ranks, backend and duration."""
-        parts = [self.name, *self.frame["facts"], *["simulated"] * self.trace.info.simulated]
-        if seconds := self.metrics["seconds"]:
-            parts.append(human_seconds(seconds))
-        return " · ".join(dict.fromkeys(parts))
+        seconds = self.metrics["seconds"]
+        parts = [
+            self.name,
+            *self.frame["facts"],
+            "simulated" * self.trace.info.simulated,
+            human_seconds(seconds) if seconds else "",
+        ]
+        return dotted(dict.fromkeys(parts))
 
     @property
     def has_hidden_messages(self) -> bool:

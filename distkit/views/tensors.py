@@ -8,7 +8,7 @@ from itertools import accumulate
 from distkit._format import count, human_seconds
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import Json, clean, facts, name, omissions
+from distkit.views.scene.frame import Json, clean, dotted, facts, name, omissions
 from distkit.views.scene.marks import Scene, picture, text
 from distkit.views.scene.values import (
     Cell,
@@ -119,9 +119,7 @@ def _operation(
         "begin": float(n),
         "end": float(n),
         "caption": _title(trace, first),
-        "details": " · ".join(
-            filter(None, [tensor, part, f"at {human_seconds(first.start - trace.start)}"])
-        ),
+        "details": dotted([tensor, part, f"at {human_seconds(first.start - trace.start)}"]),
         "where": clean(first.where.rpartition("/")[2]),
         "verdicts": verdicts,
     }

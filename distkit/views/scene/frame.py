@@ -154,6 +154,15 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:16]) + others
 
 
+def dotted(parts: Iterable[str]) -> str:
+    """Return the parts that are not empty, separated by dots.
+
+    >>> dotted(["4 ranks", "", "gloo"])
+    '4 ranks · gloo'
+    """
+    return clean(" · ".join(filter(None, parts)))
+
+
 def clean(text: str) -> str:
     """Replace characters that XML or UTF-8 cannot encode."""
     return _INVALID.sub("\ufffd", text)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from distkit._format import human_seconds
 from distkit.views.scene import svg
-from distkit.views.scene.frame import Json, notice_lines
+from distkit.views.scene.frame import Json, dotted, notice_lines
 from distkit.views.scene.marks import Shape
 from distkit.views.scene.theme import (
     GRAY,
@@ -88,18 +88,14 @@ def _static_moments(picture: Json) -> list[tuple[int, float, str, str]]:
         moments.append((n, last if end is None else end, heading, when))
     for n, _ in picture["stills"]:
         details = [keyframes[n].get(key) or "" for key in ("details", "where")]
-        moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], _join(details)))
+        moments.append((n, keyframes[n]["end"], keyframes[n]["caption"], dotted(details)))
     if not moments:
         time = picture["opening"] if picture["poster"] is None else picture["poster"]
         n = keyframe_at(picture, time)
         keyframe = keyframes[n] if n >= 0 else {"caption": picture["before"]}
         when = "" if picture["unit"] else f"at {human_seconds(time)}"
-        moments.append((n, time, keyframe["caption"], _join([when, keyframe.get("details", "")])))
+        moments.append((n, time, keyframe["caption"], dotted([when, keyframe.get("details", "")])))
     return moments
-
-
-def _join(texts: Sequence[str]) -> str:
-    return " · ".join(filter(None, texts))
 
 
 def _moments(picture: Json, y: float) -> tuple[str, float]:
@@ -182,7 +178,7 @@ def to_table(picture: Json) -> str:
     for n, time, heading, details in [] if picture["empty"] else _static_moments(picture):
         keyframe = picture["keyframes"][n] if n >= 0 else {}
         if keyframe and picture["panels"]:  # panels have short headings
-            heading, details = keyframe["caption"], _join([details, keyframe["details"]])
+            heading, details = keyframe["caption"], dotted([details, keyframe["details"]])
         if picture["keyframes"]:
             lines.append(f"{heading}  {details}".rstrip())
         verdicts = _verdict_lines(keyframe)

@@ -11,7 +11,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import Op
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import frame
-from distkit.views.scene.frame import clean, omissions
+from distkit.views.scene.frame import clean, dotted, omissions
 from distkit.views.scene.values import format_values
 from distkit.views.servers.history import (
     MAX_WORKERS,
@@ -148,7 +148,7 @@ def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
         _, key = server_key
         nth, total = parts[key].index(server_key) + 1, len(parts[key])
         part = f"{nth}/{total}" if total > 1 else ""
-        size = _joined([human_bytes(n) if n else "", part and f"part {part}"])
+        size = dotted([human_bytes(n) if n else "", part and f"part {part}"])
         rows[server_key] = Row(clean(key), size, part)
     return rows
 
@@ -210,18 +210,14 @@ def _details(
     if kind == "push":
         late = ": too late, not counted" if r.dropped else ""
         size.insert(0, "refused" if r.refused else f"computed from v{r.version}{late}")
-    return _joined(size)
+    return dotted(size)
 
 
 def _reply_details(r: Request) -> str:
     """Return the details of a reply with weights."""
     waited = f"waited {human_seconds(r.answered - (r.arrived or r.answered))}"
     wait = waited if r.blocked else "answered immediately"
-    return _joined([wait, human_bytes(r.span.nbytes), format_values(r.value)])
-
-
-def _joined(parts: list[str]) -> str:
-    return clean(" · ".join(filter(None, parts)))
+    return dotted([wait, human_bytes(r.span.nbytes), format_values(r.value)])
 
 
 def _updates_and_deaths(
@@ -235,7 +231,7 @@ def _updates_and_deaths(
         )
         gradients = f"{len(u.staleness)} gradients" if len(u.staleness) > 8 else workers
         caption = clean(f"{names.get(server, f'rank {server}')} updates {key} to v{u.version}")
-        details = _joined([gradients and f"with {gradients}", format_values(u.value)])
+        details = dotted([gradients and f"with {gradients}", format_values(u.value)])
         yield Keyframe("update", server, server, u.begin, u.end, u, caption, details)
     for ending in node_ends:
         node, time, replaced, how = ending

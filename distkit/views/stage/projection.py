@@ -18,7 +18,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.info import hosts_if_several
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import Json, clean, facts, name, omissions
+from distkit.views.scene.frame import Json, clean, dotted, facts, name, omissions
 from distkit.views.scene.renderer import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
@@ -372,7 +372,7 @@ def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) 
         "begin": end - FLIGHT_TIME,
         "end": end if arrived else None,
         "caption": texts[0],
-        "details": " · ".join(filter(None, texts[1:])),
+        "details": dotted(texts[1:]),
         "where": lines.pop() if len(lines) == 1 else "",
     }
 

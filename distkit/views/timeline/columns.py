@@ -36,6 +36,7 @@ from distkit.views.scene.frame import (
     MAX_LANES,
     Json,
     clean,
+    dotted,
     facts,
     host_totals,
     lane,
@@ -340,21 +341,22 @@ def category_of(category: Category) -> Json:
         tag=category.tag,
         where=clean(category.where.rpartition("/")[2]),
         label=clean(label),
-        gpu=clean(_gpu(category.attributes)),
+        gpu=_gpu(category.attributes),
     )
 
 
 def _gpu(attributes: Mapping[str, Any]) -> str:
     """Return the device, stream, GPU time and memory of an operation as text."""
-    parts = (
-        str(attributes.get("device", "")),
-        f"stream {attributes['stream']}" if "stream" in attributes else "",
-        f"{human_seconds(attributes['device_seconds'])} on the device"
-        if "device_seconds" in attributes
-        else "",
-        f"{human_bytes(attributes['memory'])} in use" if "memory" in attributes else "",
+    return dotted(
+        (
+            str(attributes.get("device", "")),
+            f"stream {attributes['stream']}" if "stream" in attributes else "",
+            f"{human_seconds(attributes['device_seconds'])} on the device"
+            if "device_seconds" in attributes
+            else "",
+            f"{human_bytes(attributes['memory'])} in use" if "memory" in attributes else "",
+        )
     )
-    return " · ".join(filter(None, parts))
 
 
 def kind_of(op: Op) -> str:

@@ -18,7 +18,7 @@ from distkit._format import count
 from distkit.events import REQUESTS
 from distkit.trace.log import EventLog
 from distkit.views.gradients import draw as gradients
-from distkit.views.scene.frame import Json, clean
+from distkit.views.scene.frame import Json, dotted
 from distkit.views.servers.scene import draw as servers
 from distkit.views.stage.scene import draw as stage
 from distkit.views.tensors import draw as tensors
@@ -115,7 +115,7 @@ def to_html(
 
 def _page(runs: list[_Run], title: str) -> str:
     renderers = dict.fromkeys(renderer(view) for run in runs for view in run.pictures)
-    names = " · ".join(filter(None, (run.name or clean(run.trace.info.name) for run in runs)))
+    names = dotted(run.name or run.trace.info.name for run in runs)
     return _PAGE.substitute(
         title=escape(title or names or "distkit replay"),
         heading=f"<h1>{escape(title)}</h1>" if title else "",
