@@ -163,6 +163,15 @@ def dotted(parts: Iterable[str]) -> str:
     return clean(" · ".join(filter(None, parts)))
 
 
+def applicable(*texts: tuple[str, object]) -> list[str]:
+    """Return the texts whose condition is true.
+
+    >>> applicable(("2 messages", 2), ("0 collectives", 0))
+    ['2 messages']
+    """
+    return [text for text, condition in texts if condition]
+
+
 def clean(text: str) -> str:
     """Replace characters that XML or UTF-8 cannot encode."""
     return _INVALID.sub("\ufffd", text)

@@ -11,7 +11,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import Op
 from distkit.trace.log import EventLog, grouped
 from distkit.views.scene import frame
-from distkit.views.scene.frame import clean, dotted, omissions
+from distkit.views.scene.frame import applicable, clean, dotted, omissions
 from distkit.views.scene.values import format_values
 from distkit.views.servers.history import (
     MAX_WORKERS,
@@ -328,7 +328,7 @@ def _warnings(
     lost = sum(r.arrived is None and r.reply_received is None for r in requests)
     dead = [names[rank] for rank in info.ends if info.died(rank) and rank in names]
     replaced = [replacement.name for replacement in info.replaced]
-    texts = [
+    return applicable(
         (f"{', '.join(dead)} died", dead),
         (f"{', '.join(replaced)} died and had to be replaced", replaced),
         (f"{count(stuck, 'pull')} never answered", stuck and not live),
@@ -336,5 +336,4 @@ def _warnings(
         (f"{count(refused, 'request')} refused", refused),
         (f"{count(trace.dropped, 'event')} dropped: the recorder's buffer was full", trace.dropped),
         (f"{count(late, 'gradient')} too late, not counted", late),
-    ]
-    return [text for text, shown in texts if shown]
+    )

@@ -18,7 +18,7 @@ from distkit._format import count, human_bytes, human_seconds
 from distkit.events import COLLECTIVES, REQUESTS, Op, Span, State
 from distkit.trace.info import hosts_if_several
 from distkit.trace.log import EventLog, grouped
-from distkit.views.scene.frame import Json, clean, dotted, facts, name, omissions
+from distkit.views.scene.frame import Json, applicable, clean, dotted, facts, name, omissions
 from distkit.views.scene.renderer import thinned
 from distkit.views.stage.contributions import (
     MAX_RANKS,
@@ -311,13 +311,12 @@ def _warnings(trace: EventLog, keyframes: list[Keyframe]) -> list[str]:
     lost = [b for b in open_ if b.meeting_time is None]
     unsent = sum(not b.sent for b in lost)
     stuck, dropped = len(open_) - len(lost), trace.dropped
-    warnings = [
+    return applicable(
         (f"{count(len(lost) - unsent, 'message')} not received", len(lost) > unsent),
         (f"{count(unsent, 'receive')} without a message", unsent),
         (f"{count(stuck, 'collective')} not finished", stuck),
         (f"{count(dropped, 'event')} dropped: the recorder's buffer was full", dropped),
-    ]
-    return [text for text, shown in warnings if shown]
+    )
 
 
 def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
@@ -337,14 +336,13 @@ def participants(keyframe: Keyframe, names: Mapping[int, str]) -> str:
 def details_of(keyframe: Keyframe) -> list[str]:
     """Return a keyframe's details: chunks, effect, root, size, and whether it is unfinished."""
     payload, missing = keyframe.payload, "not received" if keyframe.sent else "not sent"
-    texts = [
+    return applicable(
         (f"{'chunk' if payload.count == 1 else 'chunks'} {payload.chunks}", payload.at is not None),
         ("added" if payload.reduce else "replaced", payload.reduce is not None),
         (f"root {keyframe.root}", keyframe.root is not None),
         (human_bytes(keyframe.nbytes), keyframe.nbytes),
         (missing if keyframe.meeting_time is None else "not finished", keyframe.end is None),
-    ]
-    return [text for text, shown in texts if shown]
+    )
 
 
 # -- rounds ----------------------------------------------------------------------------
@@ -399,11 +397,10 @@ def _common(keyframes: Sequence[Keyframe]) -> list[str]:
     """Describe what several keyframes have in common."""
     messages, sizes = sum(b.meeting_time is None for b in keyframes), {b.nbytes for b in keyframes}
     effects, (size, *others) = {b.payload.reduce for b in keyframes}, sizes
-    texts = [
+    return applicable(
         (count(messages, "message"), messages),
         (count(len(keyframes) - messages, "collective"), messages < len(keyframes)),
         (f"{human_bytes(size)} each", size and not others),
         ("the chunks are added", effects == {True}),
         ("the chunks replace the previous ones", effects == {False}),
-    ]
-    return [text for text, shown in texts if shown]
+    )
