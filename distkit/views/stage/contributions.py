@@ -145,8 +145,7 @@ def _fits_ring(all_reduce: AllReduce) -> bool:
         if received and received.values and t.values:
             unchanged[received.reduce].append(received.values == t.values)
         last[m.dst, t.chunk] = t
-    reduces = not (unchanged[True] and all(unchanged[True]))
-    return all(unchanged[False]) and reduces
+    return all(unchanged[False]) and not (unchanged[True] and all(unchanged[True]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +275,12 @@ class _Tracer:
 
     def _messages(self) -> Iterator[tuple[float, list[Span]]]:
         """Yield the sends and receives outside known all-reduces, except server requests."""
-        rounds = [round_ for all_reduce in self.result.all_reduces for round_ in all_reduce.rounds]
         known = {
-            key for round_ in rounds for t in round_ for key in (t.message.send, t.message.recv)
+            key
+            for all_reduce in self.result.all_reduces
+            for round_ in all_reduce.rounds
+            for t in round_
+            for key in (t.message.send, t.message.recv)
         }
         for s in self.trace.spans:
             time = s.end if s.op is Op.RECV else s.start

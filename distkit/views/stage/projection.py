@@ -78,10 +78,12 @@ class Keyframe:
     def in_rounds(self) -> Keyframe:
         """Return the keyframe with times in rounds."""
         begin, end = self.round + 1 - FLIGHT_TIME, self.round + 1.0
-        starts = (begin,) * len(self.starts)
-        ends = tuple(None if e is None else end for e in self.ends)
-        meeting_time = None if self.meeting_time is None else (begin + end) / 2
-        return replace(self, starts=starts, ends=ends, meeting_time=meeting_time)
+        return replace(
+            self,
+            starts=(begin,) * len(self.starts),
+            ends=tuple(None if e is None else end for e in self.ends),
+            meeting_time=None if self.meeting_time is None else (begin + end) / 2,
+        )
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,8 @@ def project(trace: EventLog, live: bool = False, max_calls: int = MAX_CALLS) -> 
         "opening": 0.0,
         "keyframes": [_round_as_keyframe(members, names) for members in rounds],
     }
-    changes = _changes(contributions, keyframes)
     drawn = {pair for pair in sent if positions.keys() >= set(pair)}
-    return Stage(names, hosts, positions, drawn, rounds, changes, frame)
+    return Stage(names, hosts, positions, drawn, rounds, _changes(contributions, keyframes), frame)
 
 
 # -- positions ------------------------------------------------------------------------------
@@ -359,7 +360,6 @@ def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) 
     """Return a round as a keyframe of the picture, with its caption, details and line."""
     first = keyframes[0]
     end = first.round + 1.0
-    arrived = any(keyframe.end is not None for keyframe in keyframes)
     lines = {keyframe.where for keyframe in keyframes}
     texts = _common(keyframes)
     if len(keyframes) == 1:
@@ -368,7 +368,7 @@ def _round_as_keyframe(keyframes: Sequence[Keyframe], names: Mapping[int, str]) 
         texts = [participants(first, names), *details_of(first), label, duration]
     return {
         "begin": end - FLIGHT_TIME,
-        "end": end if arrived else None,
+        "end": end if any(keyframe.end is not None for keyframe in keyframes) else None,
         "caption": texts[0],
         "details": dotted(texts[1:]),
         "where": lines.pop() if len(lines) == 1 else "",

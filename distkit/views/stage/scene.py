@@ -218,9 +218,13 @@ class _Renderer:
             lane, (x, y) = self.lanes[rank], self.field.badge(rank)
             self.scene.add(x, y, circle(r, "own", lane=lane), layer=BADGE)
             if len(self.lanes) <= MAX_NUMBERS:
-                size = round(1.1 * r)
                 number = text(
-                    str(rank), "number", y=r * 0.39, anchor="middle", lane=lane, size=size
+                    str(rank),
+                    "number",
+                    y=r * 0.39,
+                    anchor="middle",
+                    lane=lane,
+                    size=round(1.1 * r),
                 )
                 self.scene.add(x, y, number, layer=BADGE)
             if name != f"rank {rank}" and len(self.lanes) <= MAX_STRIPS:
@@ -272,8 +276,9 @@ class _Renderer:
 
     def _layers(self, piece: Piece, w: float) -> tuple[Shape, ...]:
         """Return the shapes of a piece's contributions."""
-        lanes = ((self.lanes[r] for r in sorted(p)) for p in (piece.certain, piece.possible))
-        certain, possible = map(tuple, lanes)
+        certain, possible = (
+            tuple(self.lanes[r] for r in sorted(ranks)) for ranks in (piece.certain, piece.possible)
+        )
         return _contributions(certain, possible, w, self.field.strip[1], len(self.lanes))
 
     # -- messages --------------------------------------------------------------------------
@@ -407,6 +412,5 @@ def _contributions(
 def _parcel(layers: tuple[Shape, ...], w: float, h: float, digits: str) -> Sequence[Shape]:
     """Return a piece in flight, relative to its upper left corner."""
     box = rect(w + 6, h + 6, "parcel", x=-3, y=-3, r=4)
-    if not digits or w < 14:
-        return box, *layers
-    return box, *layers, text(digits, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")
+    fitting = digits if w >= 14 else ""
+    return box, *layers, text(fitting, "chunk", x=w / 2, y=h / 2 + 4.5, anchor="middle")
