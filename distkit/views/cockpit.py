@@ -286,7 +286,7 @@ def to_svg(steps: Json, picture: Json) -> str:
         parts += [svg.text(x, y, *words) for x, words in zip(EDGES, line, strict=False)]
         y += 20
     timeline, height = render({**picture, "title": ""})
-    parts.append(f'<g transform="translate(0 {y:.0f})">{timeline}</g>')
+    parts.append(svg.translated(0, y, timeline))
     return svg.document(
         WIDTH, y + height, f"{steps['name']}, {position_text(steps)}", "".join(parts)
     )

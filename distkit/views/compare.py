@@ -368,8 +368,7 @@ class Compare(View):
         frame = {**self._frame(max_lanes), "title": cut(name, 600, 16), "bare": True}
         timeline, y = render(picture | frame, limit)
         scene = table(self._summary, TABLE_WIDTH).plain()
-        marks = body(scene, 0.0, tooltips=False)
-        table_svg = f'<g transform="translate(24 {y + 10:.0f})">{marks}</g>'
+        table_svg = svg.translated(24, y + 10, body(scene, 0.0, tooltips=False))
         return svg.document(WIDTH, y + scene["height"] + 20, name, timeline + table_svg)
 
     def __repr__(self) -> str:

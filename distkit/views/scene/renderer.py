@@ -135,7 +135,7 @@ def _moments(picture: Json, y: float) -> tuple[str, float]:
         if not heights:
             parts.append(svg.text(left, y + 22, "in the whole run", INK, 'font-weight="700"'))
             time, y = picture["end"], y + 34
-        parts.append(_translate(left, y, body(side, time, tooltips=not heights)))
+        parts.append(svg.translated(left, y, body(side, time, tooltips=not heights)))
         bottom = max(bottom, y + side["height"])
     return "".join(parts), bottom + 8
 
@@ -162,7 +162,7 @@ def body(scene: Json, time: float, keyframe: int = -1, *, tooltips: bool = True)
         shapes = drawing_of(scene, n)
         if not tooltips:
             shapes = [s for s in shapes if s[0] != "title" and s[1] != "hover"]
-        layers[layer].append(_translate(x, y, "".join(map(_shape, shapes))))
+        layers[layer].append(svg.translated(x, y, "".join(map(_shape, shapes))))
     return "".join("".join(layers[layer]) for layer in sorted(layers))
 
 
@@ -219,10 +219,6 @@ def _interpolate(
     part = (time - begin) / (end - begin)
     part = part if to[2] else part * part * (3 - 2 * part)
     return x + part * (to[0] - x), y + part * (to[1] - y)
-
-
-def _translate(x: float, y: float, drawn: str) -> str:
-    return f'<g transform="translate({x:.1f} {y:.1f})">{drawn}</g>' if x or y else drawn
 
 
 def _shape(shape: Shape) -> str:

@@ -86,6 +86,11 @@ def heading(x: float, y: float, title: str, details: str, size: float = 16) -> s
     return f'<text x="{x:.1f}" y="{y:.1f}">{title_span}{details_span}</text>'
 
 
+def translated(x: float, y: float, drawn: str) -> str:
+    """Return elements, moved right and down."""
+    return f'<g transform="translate({x:.1f} {y:.1f})">{drawn}</g>' if x or y else drawn
+
+
 def line(
     x1: float, y1: float, x2: float, y2: float, color: str, width: float, attributes: str = ""
 ) -> str:
