@@ -278,12 +278,12 @@ class _Renderer:
 
     # -- states ----------------------------------------------------------------------------
 
-    def _slot(self, layout: KeyLayout, g: Request) -> Point:
-        """Return the position of a gradient in an inbox.
+    def _slot(self, layout: KeyLayout, worker: int, nth: int) -> Point:
+        """Return the position of the nth gradient in an inbox.
 
         It is the worker's own slot or, if workers share slots, the next free slot.
         """
-        nth = self.owners.index(g.node) if g.node in self.owners else g.nth
+        nth = self.owners.index(worker) if worker in self.owners else nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot_pitch, layout.y + 26
 
     def _pull_place(self, layout: KeyLayout, worker: int) -> Point:
@@ -308,7 +308,7 @@ class _Renderer:
                     layer=ROW,
                 )
             elif r.span.op is Op.PUSH and not (r.refused or r.dropped):
-                x, y = self._slot(layout, r)
+                x, y = self._slot(layout, r.node, r.nth)
                 box = _box(layout.slot_width + 1, 18, f"∇v{r.version}", self._lane(r.node))
                 # the box covers the edge of the empty slot
                 self.scene.add(x - 0.5, y - 0.5, *box, begin=r.arrived, end=r.applied, layer=ROW)
@@ -402,7 +402,7 @@ class _Renderer:
         if keyframe.kind == "pull":
             return a, self._pull_place(layout, request.node)
         if keyframe.kind == "push":
-            x, y = self._slot(layout, request)
+            x, y = self._slot(layout, request.node, request.nth)
             return a, (x + layout.slot_width / 2, y + 8.5)
         return a, layout.pill
 
@@ -422,10 +422,8 @@ class _Renderer:
         update, w, (x, y) = keyframe.subject, layout.slot_width, layout.pill
         for n, (worker, stale_by) in enumerate([*update.staleness.items()][: self.quorum]):
             label = f"∇v{update.version - 1 - stale_by}"
-            slot = self.owners.index(worker) if worker in self.owners else n
             self.scene.add(
-                layout.x + slot * layout.slot_pitch,
-                layout.y + 26,
+                *self._slot(layout, worker, n),
                 *_box(w, 17, label, self._lane(worker), style="merging"),
                 begin=update.begin,
                 end=update.end,
