@@ -176,10 +176,10 @@ class View(anywidget.AnyWidget):
         if not live:
             self._static.refresh()
 
-    def _publish(self, *more: str) -> None:
-        """Send the picture and other traits to the browser."""
+    def _publish(self) -> None:
+        """Send the picture to the browser."""
         self._updates += 1
-        self.send_state(["picture", *more])
+        self.send_state("picture")
 
     def _snapshot(self) -> Json:
         with self._lock:
