@@ -132,8 +132,8 @@ def project(run: Steppable, command_error: str = "") -> Json:
     for begin, end in pairwise([0, *(m.events for m in moments[: position + 1])]):
         completed |= _completed(events[begin:end])
     callers = {(e.rank, e.seq): e.attributes["caller"] for e in events if "caller" in e.attributes}
-    hang = any(f.hang for f in run.findings)
-    stopped = trace.info.interrupted and not hang  # the error would only report the stop
+    # without a hang, the error would only report the stop
+    stopped = trace.info.interrupted and not any(f.hang for f in run.findings)
     at_end, error = position == last, "" if stopped else run.error
     return {
         "name": clean(run.name),
@@ -397,9 +397,11 @@ class Cockpit(Timeline):
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
         self.on_msg(self._handle_message)
-        notify = self._notifier.notify
-        stops = [thread.close for thread in (self._step_thread, self._seek_thread, self._notifier)]
-        self._unsubscribes = (source.watch(notify), *stops)
+        threads = self._step_thread, self._seek_thread, self._notifier
+        self._unsubscribes = (
+            source.watch(self._notifier.notify),
+            *(thread.close for thread in threads),
+        )
 
     # -- to the browser -----------------------------------------------------------
 
@@ -445,9 +447,8 @@ class Cockpit(Timeline):
             getattr(self._source, command["do"])(*arguments)
             self._error = ""
         except DistkitError as error:
-            message = str(error)
             # the run's error is already shown
-            self._error = "" if message == self._source.error else message
+            self._error = "" if str(error) == self._source.error else str(error)
         except Exception as error:  # a bug in distkit: report it
             self._error = f"{type(error).__name__}: {error}"
         self._notifier.notify(now=True)

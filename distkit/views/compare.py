@@ -252,8 +252,8 @@ def rounds(columns: Columns) -> int:
     return max(depth.values(), default=0)
 
 
-def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
-    """Return the starts (1) and ends (0) of operations in time order, with their ranks and items.
+def _exchanges(columns: Columns) -> list[tuple[bool, int, int]]:
+    """Return the starts and ends of operations in time order: whether it starts, rank, and item.
 
     Messages are the items 0, 1, …, and collectives are the items -1, -2, …
     """
@@ -271,8 +271,7 @@ def _exchanges(columns: Columns) -> list[tuple[int, int, int]]:
         [sent, -1 - pairs.collective[entries], received, -1 - pairs.collective[exits]]
     )
     order = np.lexsort((begins, time))
-    fields = (begins.astype(np.int64), rank, item)
-    return list(zip(*(field[order].tolist() for field in fields), strict=True))
+    return list(zip(*(field[order].tolist() for field in (begins, rank, item)), strict=True))
 
 
 # -- the picture and the widget --------------------------------------------------------------------
@@ -421,9 +420,11 @@ def merged(sides: Sequence[Side]) -> Columns:
     events = [
         _relabeled(e, side, n, len(sides)) for n, side in enumerate(sides) for e in side.trace
     ]
-    stopped = any(side.trace.info.interrupted for side in sides)
-    end = max(side.metrics["seconds"] for side in sides)
-    return Columns(EventLog(events, RunInfo(interrupted=stopped, until=end)))
+    info = RunInfo(
+        interrupted=any(side.trace.info.interrupted for side in sides),
+        until=max(side.metrics["seconds"] for side in sides),
+    )
+    return Columns(EventLog(events, info))
 
 
 def _relabeled(e: Event, side: Side, n: int, sides: int) -> Event:
@@ -481,8 +482,7 @@ def table(data: Json, width: float) -> Scene:
             text(cut(line, pitch - 22, 10.5), "strong", x=16, y=y, size=0 if fits else 10.5)
             for line, y in zip(lines, (12,) if fits else (7, 19), strict=False)
         ]
-        square = rect(10, 10, "trace", y=3, lane=n)
-        scene.add(NAME_WIDTH + n * pitch, 0, square, *names, title(run))
+        scene.add(NAME_WIDTH + n * pitch, 0, rect(10, 10, "trace", y=3, lane=n), *names, title(run))
     for i, row in enumerate(rows):
         y, values, unit = HEADING_HEIGHT + ROW_HEIGHT * i, row["values"], row["unit"]
         sizes = [v or 0.0 for v in values]

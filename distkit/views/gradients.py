@@ -61,8 +61,10 @@ class Layer:
     @property
     def largest_difference(self) -> float:
         """The largest difference of a value from the single-process gradient; NaN if unknown."""
-        distances = [distance(s, self.reference) for s in self.after if s and self.reference]
-        return max(distances, default=math.nan)
+        return max(
+            (distance(s, self.reference) for s in self.after if s and self.reference),
+            default=math.nan,
+        )
 
     @property
     def equals_reference(self) -> bool:
@@ -208,8 +210,9 @@ def _reduction_verdict(reduced: list[tuple[int, str, Layer]], ranks: int) -> Jso
         return _verdict(False, "every rank keeps its own gradient: nothing was averaged")
     for n, layer_name, layer in reduced:
         if not layer.same:
-            text = f"after step {n + 1}, the ranks' gradients of {layer_name} still differ"
-            return _verdict(False, text)
+            return _verdict(
+                False, f"after step {n + 1}, the ranks' gradients of {layer_name} still differ"
+            )
     result = f": the {kinds.pop()} over all {ranks} ranks" if kinds in ({"sum"}, {"mean"}) else ""
     return _verdict(True, f"after the all-reduce every rank has the same gradient{result}")
 
@@ -238,8 +241,11 @@ def _drift_verdict(trace: EventLog, training: Training) -> list[Json]:
     if not differing:
         all_steps = len(complete) > len(training.steps)  # also compared before the first step
         when = "at every step" if all_steps else f"in all {len(complete)} comparisons"
-        sampled = any(s.sampled for w in complete.values() for _, s in w.values())
-        part = "compared part of the replicas' weights is" if sampled else "replicas' weights are"
+        part = (
+            "compared part of the replicas' weights is"
+            if any(s.sampled for w in complete.values() for _, s in w.values())
+            else "replicas' weights are"
+        )
         return [_verdict(True, f"the {part} bitwise equal {when}")]
     distances = _distances(complete[max(complete)])
     when = f"first differ after step {differing[0]}" if differing[0] else "differ from the start"

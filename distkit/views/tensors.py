@@ -50,7 +50,6 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
     scene = Scene(WIDTH, 0)
     drawn = [_operation(scene, n, trace, group) for n, group in enumerate(shown)]
     scene.height = max((height for *_, height in drawn), default=0)
-    waiting = "waiting for the first operation"
     last = max(0.0, len(drawn) - 1.0)
     return picture(
         scene,
@@ -59,7 +58,11 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
         facts=facts(trace.info, len(trace.ranks)),
         notices=list(_notices(groups, recorded, len(shown))),
         live=live,
-        empty="" if drawn else waiting if live else "no tensor values were recorded",
+        empty=""
+        if drawn
+        else "waiting for the first operation"
+        if live
+        else "no tensor values were recorded",
         unit="operation",
         end=last,
         opening=last if live else 0.0,
@@ -125,7 +128,7 @@ def _operation(
     }
     ranks = [name(trace.info, s.rank) for s in group[:MAX_RANKS]]
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
-    others = [r for r in differing if wrong][:MAX_RANKS]
+    others = list(differing)[:MAX_RANKS] if wrong else []
     marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
     row = [n, ranks, keyframe["caption"], f" {tensor}", "≠" if wrong else "", marks, 0]
     return keyframe, row, _table(scene, n, trace, group, differing)
@@ -175,9 +178,10 @@ def _verdict(
     if len(kinds) == 1:
         part = f", comparing {len(base.values)} of {base.size:,} values"
         sentence = (
-            f"the same on all {len(available)} ranks{part if base.size > len(base.values) else ''}"
+            f"the same on all {len(available)} ranks{part * (base.size > len(base.values))}"
+            if prefix
+            else f"{names[1]} received the values that {names[0]} sent"
         )
-        sentence = sentence if prefix else f"{names[1]} received the values that {names[0]} sent"
         return [{"word": "same", "expected": expected, "text": prefix + sentence}], {}
     differing = {r: unequal(base, s) for r, s in available.items() if key(s) != key(base)}
     difference = max(distance(base, available[rank]) for rank in differing)

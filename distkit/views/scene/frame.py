@@ -41,13 +41,12 @@ def lane(info: RunInfo, rank: int) -> Json:
     """Return the name, role, device and host of a rank."""
     known, display_name = info.rank(rank), name(info, rank)
     host = hosts_if_several(info).get(rank)
-    detail = (
-        []
-        if known.role in ("", "device") or display_name in (f"rank {rank}", f"stage {rank}")
-        else [f"rank {rank}"]
+    renamed = display_name not in (f"rank {rank}", f"stage {rank}")
+    details = applicable(
+        (f"rank {rank}", renamed and known.role not in ("", "device")),
+        (known.device, known.device not in ("", "cpu")),
     )
-    detail += [known.device] if known.device not in ("", "cpu") else []
-    result = {"rank": rank, "name": display_name, "role": known.role, "detail": " · ".join(detail)}
+    result = {"rank": rank, "name": display_name, "role": known.role, "detail": dotted(details)}
     return result if host is None else {**result, "host": clean(host)}
 
 
@@ -140,8 +139,10 @@ def unfinished(opened: Iterable[tuple[int, Category]], info: RunInfo) -> list[st
             open_verb = "died in" if info.died(rank) else unfinished_verb(info)
             verb = "paused before" if category.state is State.SCHEDULED else open_verb
             open_calls[f"{verb} {op_name(category)}"].append(name(info, rank))
-    notices = [f"{call}: {_names([*dict.fromkeys(names)])}" for call, names in open_calls.items()]
-    return [*stopped, *notices]
+    return [
+        *stopped,
+        *(f"{call}: {_names([*dict.fromkeys(names)])}" for call, names in open_calls.items()),
+    ]
 
 
 def unfinished_verb(info: RunInfo) -> str:
@@ -150,8 +151,7 @@ def unfinished_verb(info: RunInfo) -> str:
 
 
 def _names(names: list[str]) -> str:
-    others = f" and {len(names) - 16:,} more" if len(names) > 16 else ""
-    return ", ".join(names[:16]) + others
+    return ", ".join(names[:16]) + f" and {len(names) - 16:,} more" * (len(names) > 16)
 
 
 def dotted(parts: Iterable[str]) -> str:

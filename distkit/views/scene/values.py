@@ -232,8 +232,9 @@ class Table:
             bottoms = [bottoms[0] + 16]
         for x, (*_, lane), cell in zip(self.positions, self.heads, cells, strict=True):
             if cell.summary is None:
-                style = "late" if cell.wrong else "small"
-                self.add(x, top + 14, text(cell.missing, style, size=11))
+                self.add(
+                    x, top + 14, text(cell.missing, "late" if cell.wrong else "small", size=11)
+                )
             else:
                 bottoms.append(
                     top + self._cell(x, top, cell, cell.summary, max_magnitude, span, lane)

@@ -146,9 +146,12 @@ def read(trace: EventLog) -> ServerHistory:
     roles |= {rank: metadata.role for rank, metadata in trace.info.ranks.items() if metadata.role}
     default = structs.asdict(trace.info.consistency)  # simulations have no registrations
     consistency = next((s.attributes for s in reversed(registrations) if s.attributes), default)
-    updates = sorted(_updates(trace.spans, roles), key=lambda u: u.begin)
-    rule = rule_of(**{"mode": "", **consistency})
-    history = ServerHistory(roles, rule, [_request(*ends) for ends in pairs], updates)
+    history = ServerHistory(
+        roles,
+        rule=rule_of(**{"mode": "", **consistency}),
+        requests=[_request(*ends) for ends in pairs],
+        updates=sorted(_updates(trace.spans, roles), key=lambda u: u.begin),
+    )
     _mark_dropped(history.requests, [reply for *_, reply in pairs])
     _find_versions(history)
     _fill_inboxes(history)
@@ -351,13 +354,12 @@ def endings(trace: EventLog) -> list[Ending]:
     A node that died and was not replaced ends at its last event.
     """
     last = {e.rank: e.time for e in trace.events}
-    descriptions = {"returned": "has returned", "released": "was stopped"}
     result: list[Ending] = [
         (
             rank,
             last[rank] if trace.info.died(rank) or end.time is None else end.time,
             None,
-            descriptions.get(end.how, end.how),
+            {"returned": "has returned", "released": "was stopped"}.get(end.how, end.how),
         )
         for rank, end in trace.info.ends.items()
         if rank in last

@@ -274,8 +274,10 @@ def poster(run: ServerProjection) -> float:
 def facts(run: ServerProjection) -> list[str]:
     """Return the texts next to the title."""
     modes = (clean(r.server_key[1]) for r in run.history.requests if r.span.op is Op.REGISTER)
-    known = frame.facts(run.trace.info, len(run.trace.ranks))
-    return [*filter(None, dict.fromkeys(modes)), *known]
+    return [
+        *filter(None, dict.fromkeys(modes)),
+        *frame.facts(run.trace.info, len(run.trace.ranks)),
+    ]
 
 
 def rule_sentence(history: ServerHistory) -> str:
@@ -294,8 +296,10 @@ def rule_sentence(history: ServerHistory) -> str:
             "Workers wait for each other only when they register, and at barriers."
         )
     if rule.backup:
-        quorum = count(history.quorum, "gradient")
-        return f"An update applies the first {quorum} of a round. Later gradients are not counted."
+        return (
+            f"An update applies the first {count(history.quorum, 'gradient')} of a round. Later "
+            "gradients are not counted."
+        )
     return (
         f"An update applies one gradient from each of the {workers} workers. Gradients collect "
         "in the inbox of their key, and pulls wait for the update."

@@ -480,9 +480,11 @@ class _Renderer:
     def _draw_counters(self) -> None:
         """Draw the current numbers of pushes, pulls and updates."""
         requests, updates = self.run.history.requests, self.run.history.updates
-        pushes = [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH]
-        pulls = [(r.reply_received, r.span.nbytes) for r in requests if r.span.op is Op.PULL]
-        counted = {"pushed": pushes, "pulled": pulls, "updates": [(u.end, 0) for u in updates]}
+        counted = {
+            "pushed": [(r.arrived, r.span.nbytes) for r in requests if r.span.op is Op.PUSH],
+            "pulled": [(r.reply_received, r.span.nbytes) for r in requests if r.span.op is Op.PULL],
+            "updates": [(u.end, 0) for u in updates],
+        }
         for i, (noun, items) in enumerate(counted.items()):
             done = sorted((time, nbytes) for time, nbytes in items if time is not None)
             sums = list(accumulate((nbytes for _, nbytes in done), initial=0))

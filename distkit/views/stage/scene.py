@@ -196,8 +196,7 @@ class _Renderer:
     def _draw_hosts(self) -> None:
         """Draw each host as an area around its cards, with a name."""
         for name, (left, top, right, bottom) in self.field.hosts.items():
-            area = rect(right - left, bottom - top, "host", r=4)
-            self.scene.add(left, top, area, layer=LINK)
+            self.scene.add(left, top, rect(right - left, bottom - top, "host", r=4), layer=LINK)
             self.scene.add(left, top + 8, text(name, "place"), layer=BADGE)
 
     def _draw_links(self) -> None:

@@ -175,13 +175,6 @@ class Columns:
         sizes = np.full(pairs.collective_count, -1)  # -1: no member has entered it
         np.maximum.at(sizes, pairs.collective[entered], ops.nbytes[entered])
         messages, message_bytes = (int(n.sum()) for n in self.sent)
-        sums = {
-            "operations": len(ops),
-            "messages": messages,
-            "message_bytes": message_bytes,
-            "collectives": int((sizes >= 0).sum()),
-            "collective_bytes": int(sizes[sizes >= 0].sum()),
-        }
         unended = np.flatnonzero(~ops.ended).tolist()
         opened = [(int(ops.rank[i]), ops.categories[ops.category[i]]) for i in unended]
         info, recorded = self.info, np.unique(ops.rank).tolist()
@@ -195,7 +188,11 @@ class Columns:
             "lanes": [{**lane(info, r), **self._totals(r)} for r in ranks if r < MAX_LANES],
             "groups": {g: list(r) for g, r in info.groups.items()},
             "live": self._live,
-            **sums,
+            "operations": len(ops),
+            "messages": messages,
+            "message_bytes": message_bytes,
+            "collectives": int((sizes >= 0).sum()),
+            "collective_bytes": int(sizes[sizes >= 0].sum()),
             "host_totals": host_totals(info, self.traffic),
             "open": unfinished_verb(info),
             "notices": notices,
@@ -379,8 +376,11 @@ def rounded(seconds: float | None) -> float | None:
 
 def compact(**fields: Any) -> Json:
     """Drop empty fields, except for ``end``, ``sent`` and ``received``, which may be None."""
-    nullable = ("end", "sent", "received")
-    return {k: v for k, v in fields.items() if k in nullable or v not in (None, "", [])}
+    return {
+        k: v
+        for k, v in fields.items()
+        if k in ("end", "sent", "received") or v not in (None, "", [])
+    }
 
 
 def rows(ops: Operations, events: int) -> Ints:

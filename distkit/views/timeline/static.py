@@ -206,13 +206,12 @@ class _Renderer:
     def _content(self) -> Iterator[str]:
         """Yield the time axis and the content of the lanes."""
         yield from self._axis()
-        bars = self.picture["bars"]
         arrows = [
             self._arrow(arrow)
             for arrow in self.picture["arrows"]
             if arrow.get("send") in self.boxes or arrow.get("recv") in self.boxes
         ]
-        drawn = [self._bar(bar) for bar in bars]
+        drawn = [self._bar(bar) for bar in self.picture["bars"]]
         yield from self._bands()
         yield from (box for box, _ in drawn)
         yield from (shaft for shaft, _ in arrows)

@@ -119,8 +119,10 @@ class NotebookSnapshot:
 
     def _without_widget(self, html: str) -> str:
         """Wrap HTML so that it is visible only without the widget."""
-        ended = _ENDED * self._is_live()
-        return f'<div class="distkit-still"><style>{_STYLE}</style>{html}{ended}</div>'
+        return (
+            f'<div class="distkit-still"><style>{_STYLE}</style>{html}'
+            f"{_ENDED * self._is_live()}</div>"
+        )
 
 
 def _fold_html(line: str, html: str) -> str:
