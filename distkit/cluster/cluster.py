@@ -188,8 +188,7 @@ class Cluster:
 
     def _open_remote(self, remote: Any, servers: int) -> None:
         """Start processes on other machines; the plan is refined once the machines connect."""
-        devices = ("cpu",) * remote.count
-        plan = Plan(remote.count, servers, "gloo", devices, 1, "on other machines")
+        plan = Plan(remote.count, servers, "gloo", ("cpu",) * remote.count, 1, "on other machines")
         self._open(plan, remote.start)
 
     def _open(
@@ -292,8 +291,7 @@ class Cluster:
             raise ClusterError(
                 f"rank {unknown[0]} does not exist: the ranks are 0 to {self.plan.ranks - 1}."
             )
-        run = self.step if step else self.run
-        return run(Cell(source, file, list(selected)), seed=seed)
+        return (self.step if step else self.run)(Cell(source, file, list(selected)), seed=seed)
 
     def step(
         self,

@@ -60,8 +60,8 @@ def _memory_left(cgroup: Path) -> float:
         return math.inf
     fields = read_fields(cgroup / "memory.stat")
     stat = dict(zip(fields[::2], fields[1::2], strict=False))
-    cached = int(stat.get("inactive_file", 0))  # the page cache is reclaimable
-    return max(0, int(limit[0]) - int(used[0]) + cached)
+    # the page cache is reclaimable
+    return max(0, int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0)))
 
 
 def cgroups() -> list[Path]:

@@ -116,8 +116,7 @@ def check_counts(ranks: int, servers: int) -> None:
     Raises:
         StartError: a number is not an integer, or is too small.
     """
-    counts = ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers")
-    for name, n, minimum in counts:
+    for name, n, minimum in ("ranks", ranks, "1 rank"), ("servers", servers, "0 servers"):
         if not isinstance(n, int) or isinstance(n, bool):
             raise StartError(f"{name} must be an integer, not {n!r}. Try dk.Cluster(4).")
         if n < int(minimum[0]):

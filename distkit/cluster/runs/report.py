@@ -151,8 +151,10 @@ def _findings(rank: int, default: str, trace: Trace) -> list[str]:
     codes = {rules.raised.code, rules.died.code}
     ends = [f for f in findings if f.code in codes or f.rule is rules.unused_before]
     matches = [f for f in findings if rank in f.victims] + [f for f in ends if rank in f.culprits]
-    others = [f for f in ends if f not in matches[:1]]
-    return [str(matches[0]) if matches else default, *map(str, others)]
+    return [
+        str(matches[0]) if matches else default,
+        *(str(f) for f in ends if f not in matches[:1]),
+    ]
 
 
 def _death_error(outcome: Outcome, trace: Trace) -> RankDied:
