@@ -290,8 +290,9 @@ def _create(name: str, abbreviation: Any) -> Control:
     )
     if not pairs:
         raise ValueError("the list of choices is empty.")
-    widget = ipywidgets.Dropdown(options=pairs)
-    return Control(name, widget, choices=tuple(value for _, value in pairs))
+    return Control(
+        name, ipywidgets.Dropdown(options=pairs), choices=tuple(value for _, value in pairs)
+    )
 
 
 def _range(name: str, numbers: tuple[Any, ...]) -> Control:
@@ -332,8 +333,7 @@ def _byte_slider(name: str, low: float, high: float) -> Control:
     """Return a slider over the bounds and the powers of two between them, labeled with units."""
     powers = (2**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1))
     options = _byte_options({int(low), int(high), *powers})
-    widget = ipywidgets.SelectionSlider(options=options)
-    return Control(name, widget, int(low), int(high))
+    return Control(name, ipywidgets.SelectionSlider(options=options), int(low), int(high))
 
 
 def _byte_options(values: Iterable[int]) -> list[tuple[str, int]]:

@@ -102,9 +102,11 @@ def submit(
     if not (slow or delays):
         return cluster._submit(fn, (), arguments)
     active = faults.current()
-    links = {"latency": active.latency, "bandwidth": active.bandwidth, **slow}
-    delay = {**active.delay, **delays}
-    with faults.inject_faults(delay=delay, kill=active.kill, **links):
+    with faults.inject_faults(
+        delay={**active.delay, **delays},
+        kill=active.kill,
+        **{"latency": active.latency, "bandwidth": active.bandwidth, **slow},
+    ):
         return cluster._submit(fn, (), arguments)
 
 

@@ -50,8 +50,9 @@ class Bar:
         _with_class(self.stop, "dkx-stop").on_click(lambda _: stop())
         css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
         sheet = ipywidgets.HTML(f"<style>{css}</style>", layout={"display": "none"})
-        row = ipywidgets.HBox([sheet, self.stop, self.progress, self.status])
-        self.widget = _with_class(row, "dkx-row")
+        self.widget = _with_class(
+            ipywidgets.HBox([sheet, self.stop, self.progress, self.status]), "dkx-row"
+        )
 
     def refresh(self, experiment: Experiment) -> None:
         """Show the current activity."""
@@ -126,15 +127,19 @@ class Panel:
         controls = [c.widget for c in experiment.settings.controls.values()]
         self._run = RunButton(controls, experiment.start)
         self._bar.widget.children = (self._run, *self._bar.widget.children)
-        title = _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>")
         self._message, self._printed = _html("dkx-message"), _html("dkx-printed")
         self._table, self._chart = RunTable(self.choose), _html("dkx-chart")
         for widget in controls if has_picture else ():
             widget.observe(lambda _: self.draw(experiment), "value")
         results = [self._chart, self._table] if has_picture else [self._table, self._chart]
         self._tabs = Tabs(_with_class(ipywidgets.HBox(results), "dkx-runs"))
-        grid = _with_class(ipywidgets.GridBox(controls), "dkx-controls")
-        column = [title, grid, self._bar.widget, self._message, self._printed]
+        column = [
+            _html("dkx-title", f"<strong>{escape(experiment.name)}</strong>"),
+            _with_class(ipywidgets.GridBox(controls), "dkx-controls"),
+            self._bar.widget,
+            self._message,
+            self._printed,
+        ]
         side = _with_class(ipywidgets.VBox(column), "dkx-side")
         self.widget = _with_class(ipywidgets.HBox([side, self._tabs.widget]), "distkit-experiment")
         self.refresh(experiment)

@@ -102,8 +102,7 @@ def record(parameters: Mapping[str, Any], run: Run, steps: int | None = None) ->
         "bytes": summary["message_bytes"] + summary["collective_bytes"],
     }
     if run.error is not None:
-        stopped = isinstance(run.error, RunInterrupted)
-        outcome = "stopped" if stopped else type(run.error).__name__
+        outcome = "stopped" if isinstance(run.error, RunInterrupted) else type(run.error).__name__
         return Record(parameters, run, measured, outcome=outcome)
     reserved = {*parameters, *measured, OUTCOME}
     values = {
@@ -255,8 +254,7 @@ def plot(records: Sequence[Record], results: Sequence[str] = (), against: str = 
         _draw(axes, series, result, against)
         _style(axes, result, against)
     if lines:
-        legend = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower left")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left")
     return figure
 
 
