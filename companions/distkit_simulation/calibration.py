@@ -88,11 +88,10 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         raise ValueError("a line fit needs messages of at least two sizes")
     sizes = np.array(list(moves), float)
     batches = np.array(list(moves.values()), float)
-    times = lower_quartile(batches)
     gamma = 0.0
     if adds:
         gamma = line(np.array(list(adds), float), lower_quartile(list(adds.values())))[1]
-    link = Link(*line(sizes, times), gamma)
+    link = Link(*line(sizes, lower_quartile(batches)), gamma)
     rng, samples = np.random.default_rng(seed), []
     for _ in range(draws):
         indices = rng.integers(batches.shape[1], size=batches.shape)

@@ -203,9 +203,9 @@ class Hosts(Network):
 
     def seconds(self, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> Floats:
         """See :meth:`Network.seconds`."""
-        src, dst, size = _ends(src, dst, nbytes)
+        src_host, dst_host = (np.asarray(ranks, int) // self.devices for ranks in (src, dst))
+        size = np.broadcast_to(np.asarray(nbytes, float), src_host.shape)
         seconds: Floats = self.inside.seconds(size)
-        src_host, dst_host = src // self.devices, dst // self.devices
         remote = np.flatnonzero(src_host != dst_host)
         m = size[remote]
         total = np.maximum(carried_bytes(src_host[remote], m), carried_bytes(dst_host[remote], m))
@@ -242,8 +242,3 @@ def _loaded_seconds(link: Link, nbytes: Floats, total: Floats) -> Floats:
     alpha: Floats = link.seconds(np.zeros(1))
     beta = np.where(nbytes > 0, (unloaded - alpha) / np.maximum(nbytes, 1e-300), 0.0)
     return unloaded + beta * (total - nbytes)
-
-
-def _ends(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> tuple[Ints, Ints, Floats]:
-    a, b = np.asarray(src, int), np.asarray(dst, int)
-    return a, b, np.broadcast_to(np.asarray(nbytes, float), a.shape)

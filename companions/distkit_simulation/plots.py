@@ -71,8 +71,7 @@ def compare(
         points = (measured or {}).get(name, {})
         axes.loglog(list(points), list(points.values()), "o", color=color, markeredgecolor="white")
     fastest = getattr(network, "inside", network.link)  # fastest link between two ranks
-    lower_bound = cost.lower_bound(n, sizes, fastest)
-    axes.loglog(sizes, lower_bound, ":", color=GRAY, label="lower bound")
+    axes.loglog(sizes, cost.lower_bound(n, sizes, fastest), ":", color=GRAY, label="lower bound")
     _mark_crossovers(axes, sizes, times)
     _name_axes(axes, n, bool(measured))
     return figure

@@ -49,8 +49,7 @@ class Renderer:
         self.max_samples_per_step = max(
             (len(rows) for steps in self.rows for rows in steps), default=1
         )
-        drawable = 0 < plan.samples <= MAX_SAMPLES
-        self.grid = Grid(plan.samples, plan.files) if drawable else None
+        self.grid = Grid(plan.samples, plan.files) if 0 < plan.samples <= MAX_SAMPLES else None
         self.top = self.grid.height + 40 if self.grid else 26
         self.row_height = min(MAX_ROW_HEIGHT, MAX_ROWS_HEIGHT / plan.replicas)
         self.scene = Scene(WIDTH, self.top + self.row_height * plan.replicas + 6)
@@ -61,12 +60,11 @@ class Renderer:
             self._samples(self.grid)
         for replica in range(self.plan.replicas):
             self._replica(replica, self.top + self.row_height * replica)
-        headings = (
+        for label, x, anchor in (
             ("step 1", LEFT, ""),
             (f"{self.steps:,}", RIGHT, "end"),
             ("samples", RIGHT + 10, ""),
-        )
-        for label, x, anchor in headings:
+        ):
             self.scene.add(x, self.top - 7, text(label, "small", anchor=anchor))
         return picture(
             self.scene,
