@@ -65,7 +65,8 @@ export class Player {
     let before = performance.now();
     const tick = (now) => {
       if (!this.playing) return;
-      this.#advance(Math.min(now - before, 100) * this.speed);
+      this.chosen = null;
+      this.time = this.after(this.time, Math.min(now - before, 100) * this.speed);
       before = now;
       if (this.time >= this.script.last) return this.pause();
       this.show(true);
@@ -80,11 +81,6 @@ export class Player {
     this.jumpTo(this.script.neighbor(this.keyframe, 1));
     if (this.time >= this.script.last) return this.pause();
     this.stepTimer = setTimeout(() => this.#stepThrough(), STEP_PERIOD / this.speed);
-  }
-
-  #advance(elapsed) {
-    this.chosen = null;
-    this.time = this.after(this.time, elapsed);
   }
 
   pause() {
