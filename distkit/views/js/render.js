@@ -9,11 +9,13 @@ const ENDS = ["restarting", "autorestarting", "terminating", "dead"]; // kernel 
 export function renders(View) {
   return ({ model, el }) => {
     const view = new View(model, el);
+    const stop = new AbortController();
     // otherwise, JupyterLab would make this cell active, and Shift+Enter would run it again
-    for (const type of ["mousedown", "focusin"]) el.addEventListener(type, stopPropagation);
+    for (const type of ["mousedown", "focusin"])
+      el.addEventListener(type, (e) => e.stopPropagation(), { signal: stop.signal });
     const unsubscribe = onEnd(model, el, view);
     return () => {
-      for (const type of ["mousedown", "focusin"]) el.removeEventListener(type, stopPropagation);
+      stop.abort();
       unsubscribe();
       view.dispose();
     };
@@ -48,8 +50,4 @@ function onEnd(model, el, view) {
     kernel?.disposed?.disconnect(ended);
     observer.disconnect();
   };
-}
-
-function stopPropagation(event) {
-  event.stopPropagation();
 }
