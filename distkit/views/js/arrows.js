@@ -125,8 +125,7 @@ export class Arrows {
     const width = c.measureText(text).width + 8;
     const [x, y] = [(x1 + x2) / 2 + 6, (y1 + y2) / 2];
     const free = ([a, b, w]) => x + width < a || a + w < x || Math.abs(b - y) > 16;
-    if (x + width > this.at.right || !this.labels.every(free)) return;
-    if (!this.#betweenLanes(y)) return;
+    if (x + width > this.at.right || !this.labels.every(free) || !this.#betweenLanes(y)) return;
     this.labels.push([x, y, width]);
     c.globalAlpha = this.#dim(a);
     c.fillStyle = style.bg;

@@ -13,7 +13,7 @@ export const MAX_HEIGHT = 860; // maximum visible height [px], as in timeline.cs
 export class Layout {
   constructor(store, sizes, width, view, now, measure) {
     const { lanes } = store.frame;
-    Object.assign(this, { store, sizes, width, view, now });
+    Object.assign(this, { store, sizes, width, view, now, tops: [], lines: [], bottom: 6 });
     this.left = lanes.length ? clamp(Math.max(...lanes.map(measure)) + 38, 84, 210) : 24;
     this.right = width - 14;
     const heights = lanes.map((lane) => 2 * sizes.pad + this.#rows(lane) + this.#marks(lane));
@@ -26,10 +26,7 @@ export class Layout {
     const minPitch = Math.min(NAME_DISTANCE, total / Math.max(1, lanes.length));
     this.scale = laneScale(pitches, total, minPitch);
     this.gap = gap * this.scale;
-    this.tops = [];
     this.heads = lanes.map(({ host }, i) => (host && host !== lanes[i - 1]?.host ? HOST_ROW : 0));
-    this.lines = [];
-    this.bottom = 6;
     this.heights = heights.map((height) => Math.max(height * this.scale, minPitch - this.gap));
     for (const [i, height] of this.heights.entries()) {
       this.bottom += this.heads[i];

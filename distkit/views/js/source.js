@@ -20,9 +20,7 @@ export const rankColors = (rank) => `--rank:var(--dk-r${rank % 8});--on-rank:var
 export class Source {
   constructor(ranks) {
     this.pins = new Map(ranks.map((rank) => [rank, pin(rank)]));
-    this.files = new Map();
-    this.pinPositions = new Map();
-    this.unfolded = true;
+    Object.assign(this, { files: new Map(), pinPositions: new Map(), unfolded: true });
     this.tabs = h("div", { class: "dk-tabs", role: "tablist", "aria-label": "source files" });
     this.window = h("div", { class: "dk-window", role: "tabpanel" });
     this.nothing = h("p", { class: "dk-nothing" });

@@ -35,8 +35,7 @@ export class Timeline extends Follower {
   constructor(model, el, { stepped = false, onThemeChange = null, Data = Store } = {}) {
     const picture = model.get("picture");
     super(model);
-    Object.assign(this, { stepped, onThemeChange, theme: picture.theme });
-    this.dimmedAfter = null;
+    Object.assign(this, { stepped, onThemeChange, theme: picture.theme, dimmedAfter: null });
     this.store = new Data(picture);
     [this.updates, this.updatedAt] = [picture.updates, performance.now()];
     [this.chosen, this.hovered, this.pointer] = [null, null, null];
