@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import distkit as dk
 from distkit.cluster import Run
 from distkit.diagnosis.rules import RULES, Finding
+from distkit.events import State
 from distkit_examples.hangs import ALL, Case
 
 #: Time limit from the call to the error, with forks [s]; ten times the usual time.
@@ -71,6 +74,17 @@ def test_hang_is_released_and_explained(name: str) -> None:
     assert all(line in finding.message for line in finding.lines.values())
     ends = {end.how for end in run.trace.info.ends.values()}
     assert "released" in ends and ends <= {"released", "returned"}
+
+
+def test_calls_that_fail_because_of_the_release_remain_open() -> None:
+    def ring() -> None:
+        n = dist.get_world_size()
+        dist.recv(torch.zeros(1), src=(dist.get_rank() + 1) % n)
+
+    with pytest.raises(dk.errors.DeadlockError) as caught:
+        dk.run_ranks(ring, 16)
+    assert isinstance(caught.value.run, Run)
+    assert State.FAILED not in {event.state for event in caught.value.run.trace}
 
 
 @cases("fails")

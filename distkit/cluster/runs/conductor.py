@@ -339,6 +339,8 @@ class Conductor:
             self._wait_until(lambda: self._interrupted or not self.unfinished, GRACE)
         if self._interrupted and self.live.event_count <= MAX_DIAGNOSED_EVENTS:
             self._interrupt_findings = self.findings  # before the release, which adds to the trace
+        if self._interrupted or self.deadlock:
+            self.live.released_at = time.monotonic()
         controller.release(self.unfinished)
         self._wait_until(lambda: not self.unfinished, RELEASE_TIMEOUT)
         self._kill_ranks(controller, self.unfinished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -52,6 +53,9 @@ class LiveTrace:
         self.clock: Callable[[float], float] = float
         #: Returns the clock offset of a rank's machine, or None for the local machine.
         self.offset: Callable[[int], Any] = lambda rank: None
+        #: When the ranks of a hanging or interrupted run are released [s]. Calls that fail later
+        #: remain open, because only the release ended them.
+        self.released_at = math.inf
         self._live_clocks: Any = None  # other machines' clocks, once they send events
         self.event_count = self.dropped = 0  # numbers of kept and dropped events
         self.rows: Counter[int] = Counter()  # number of rows of each rank's current process
@@ -176,6 +180,11 @@ class LiveTrace:
             clocks = imports.load("distkit_hosts.clocks")
             self._live_clocks = self._live_clocks or clocks.LiveClocks()
             to_local_time = self._live_clocks.converter(rank, offset, rows[0][3], rows[-1][3])
+        rows = [
+            row
+            for row in rows
+            if row[2] is not State.FAILED or to_local_time(row[3]) < self.released_at
+        ]
         return to_table(
             rank, rows, line_label, lambda t: self.clock(to_local_time(t)), first_seq=first
         )
