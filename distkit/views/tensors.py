@@ -48,7 +48,13 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
     sizes = accumulate(sum(len(x.values) for x in _summaries(group)) for group in recorded)
     shown = [group for group, size in zip(recorded, sizes, strict=True) if size <= max_values]
     scene = Scene(WIDTH, 0)
-    drawn = [_operation(scene, n, trace, group) for n, group in enumerate(shown)]
+    scales = {  # the largest magnitude in the tensors of each shape
+        shape: largest(v for group in groups for x in _summaries(group) for v in x.values)
+        for shape, groups in grouped(shown, lambda group: group[0].shape).items()
+    }
+    drawn = [
+        _operation(scene, n, trace, group, scales[group[0].shape]) for n, group in enumerate(shown)
+    ]
     scene.height = max((height for *_, height in drawn), default=0)
     last = max(0.0, len(drawn) - 1.0)
     return picture(
@@ -110,7 +116,7 @@ def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -
 
 
 def _operation(
-    scene: Scene, n: int, trace: EventLog, group: list[Span]
+    scene: Scene, n: int, trace: EventLog, group: list[Span], scale: float
 ) -> tuple[Json, list[object], float]:
     """Draw an operation; return its keyframe, its row in the list, and its height."""
     first, summaries = group[0], _summaries(group)
@@ -130,8 +136,8 @@ def _operation(
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
     others = list(differing)[:MAX_RANKS] if wrong else []
     marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
-    row = [n, ranks, keyframe["caption"], f" {tensor}", "≠" if wrong else "", marks, 0]
-    return keyframe, row, _table(scene, n, trace, group, differing)
+    row = [n, ranks, keyframe["caption"], "", "≠" if wrong else "", marks, 0]
+    return keyframe, row, _table(scene, n, trace, group, scale, differing)
 
 
 def _title(trace: EventLog, first: Span) -> str:
@@ -203,13 +209,17 @@ def _verdict(
 
 
 def _table(
-    scene: Scene, n: int, trace: EventLog, group: list[Span], differing: dict[int, list[int]]
+    scene: Scene,
+    n: int,
+    trace: EventLog,
+    group: list[Span],
+    scale: float,
+    differing: dict[int, list[int]],
 ) -> float:
     """Draw the table of an operation; return its bottom edge."""
     drawn = group[:MAX_RANKS]
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
-    max_magnitude = largest(v for x in _summaries(group) for v in x.values)
     height = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
     table = Table(scene, n, heads, NAME_WIDTH, WIDTH, height)
     before = [_cell(s.before, s) for s in drawn]
@@ -219,7 +229,7 @@ def _table(
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
     shown = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
     for i, (when, cells) in enumerate(shown):
-        table.row(when, [], cells, max_magnitude, scaled=not i)
+        table.row(when, [], cells, scale, scaled=not i)
     if hidden := len(group) - len(drawn):
         table.add(0, table.bottom + 8, text(f"and {count(hidden, 'more rank')}", "small"))
         table.bottom += 16

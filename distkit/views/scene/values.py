@@ -25,9 +25,9 @@ from distkit.views.scene.marks import (
 from distkit.views.scene.renderer import cut
 from distkit.views.scene.svg import text_width
 
-#: A tensor with more than MAX_SINGLE_ROW values is drawn in rows of ROW_LENGTH values. One with at
-#: most MAX_WRITTEN elements is formatted as text.
-MAX_SINGLE_ROW, ROW_LENGTH, MAX_WRITTEN = 16, 8, 6
+#: A tensor is drawn in rows of ROW_LENGTH values, so that their numbers fit. One with at most
+#: MAX_WRITTEN elements is formatted as text.
+ROW_LENGTH, MAX_WRITTEN = 8, 6
 
 
 def plain(s: Summary, shape: Sequence[int] = ()) -> Json:
@@ -50,15 +50,14 @@ def number(x: float) -> float | str:
 def columns(s: Summary, shape: Sequence[int] = ()) -> int:
     """Return the number of columns of a heat map.
 
-    A complete matrix keeps its columns, a short tensor has one row, and others have 8 columns.
+    A complete matrix keeps its columns; others have at most 8 columns.
 
     >>> columns(Summary((1.0,) * 12, 1, 0, 1, 12), (3, 4))
     4
     """
     n = len(s.values)
-    if len(shape) == 2 and n == s.size == math.prod(shape):
-        return shape[1]
-    return n if n <= MAX_SINGLE_ROW else ROW_LENGTH
+    complete = len(shape) == 2 and n == s.size == math.prod(shape)
+    return shape[1] if complete else min(n, ROW_LENGTH)
 
 
 def key(s: Summary) -> tuple[str, ...]:
@@ -109,6 +108,11 @@ def figure(x: float | str | None, digits: int = 3) -> str:
     return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.{digits}g}").replace("-", "−")
 
 
+def decimals(x: float) -> str:
+    """Format a number with two decimals."""
+    return f"{x:.2f}".replace("-", "−")
+
+
 def format_values(s: Summary | None) -> str:
     """Format the values of a small tensor; return "" if it is large or missing.
 
@@ -123,11 +127,11 @@ def format_values(s: Summary | None) -> str:
 # -- marks -----------------------------------------------------------------------------------------
 
 #: A color has SHADES shades. A histogram has BINS bins and needs MIN_VALUES values.
-SHADES, BINS, MIN_VALUES = 8, 17, 8
+SHADES, BINS, MIN_VALUES = 8, 17, 32
 #: Sizes of cells [px]. MIN_ROW applies to a single row, and MIN_HEIGHT to several rows.
 MAX_CELL_WIDTH, MIN_ROW, MIN_HEIGHT, MAX_HEIGHT = 40, 18, 4, 26
-#: Font sizes of the numbers in cells [px].
-MIN_SIZE, MAX_SIZE = 9, 11.5
+#: Font sizes of the numbers in cells [px]. Decimals are used if a value is at least MIN_DECIMAL.
+MIN_SIZE, MAX_SIZE, MIN_DECIMAL = 9, 11.5, 0.1
 #: Sizes of columns and texts [px]. In columns at least MIN_NAMED wide, numbers are labeled.
 MAX_COLUMN_WIDTH, MIN_NAMED, COLUMN_GAP, LINE_HEIGHT, HISTOGRAM_HEIGHT = 330, 70, 12, 13, 20
 
@@ -349,15 +353,20 @@ def heat(
 
 
 def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
-    """Return the values as text with three digits, or two if three do not fit, and the font size.
+    """Return the values as text, and the font size.
 
-    If two digits do not fit into a cell either, the list is empty.
+    The texts have three digits, two digits or two decimals, whichever fit first into the cells. If
+    none fit, or all values are too small for decimals, the list is empty.
 
     >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
     ((['0.062', '1'], 9.1), [])
+    >>> fitting_numbers((-0.0625, 1.0), 36, 20)
+    (['−0.06', '1.00'], 9.1)
     """
-    for digits in (3, 2):
-        numbers = [figure(v, digits) for v in values]
+    alternatives = [[figure(v, digits) for v in values] for digits in (3, 2)]
+    if largest(v for v in values if not isinstance(v, str)) >= MIN_DECIMAL:
+        alternatives.append([figure(v) if isinstance(v, str) else decimals(v) for v in values])
+    for numbers in alternatives:
         fitting_size = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
         size = round(min(MAX_SIZE, fitting_size, height + 0.5), 1)
         if size >= MIN_SIZE:
