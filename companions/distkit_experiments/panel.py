@@ -219,7 +219,7 @@ def _close(widgets: Iterable[Any]) -> None:
 def available_views(trace: Trace) -> list[str]:
     """Return the names of the views that apply to a run."""
     marks = [e for e in trace if e.op is Op.MARK]
-    has_stage = len(marks) < len(trace) <= MAX_STAGE_EVENTS
+    has_stage = bool(trace.messages) and len(trace) <= MAX_STAGE_EVENTS
     has_gradients = any(e.attributes.get("watched") == "gradient" for e in marks)
     stage = "Servers" if any(r.role == "server" for r in trace.info.ranks.values()) else "Stage"
     return ["Timeline", *[stage] * has_stage, *["Gradients"] * has_gradients]
