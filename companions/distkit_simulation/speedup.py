@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit._format import count
+from distkit._format import count, joined
 from distkit.algorithms.sgd import sync_sgd_step
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
@@ -315,16 +315,19 @@ def plot_prediction(
         ]:
             axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
-    _style(axes, rank_counts, _summary(prediction, measurements))
+    faster = [row["ranks"] for row in line if row["predicted"] > 1]
+    _style(axes, rank_counts, _summary(prediction, measurements, faster))
     return figure
 
 
-def _summary(prediction: Row, measured: Sequence[float]) -> str:
-    """Describe the predicted and measured speedup, and the break-even number of ranks."""
-    n = prediction["ranks"]
+def _summary(prediction: Row, measured: Sequence[float], faster: Sequence[int]) -> str:
+    """Describe the predicted and measured speedup, and the numbers of ranks that pay off."""
     actual = f", measured {measured[-1]:.2f}" if measured else ""
-    break_even = f"; break-even at {prediction['break_even']:.1f} ranks" if n > 1 else ""
-    return f"{count(n, 'rank')}: predicted {prediction['predicted']:.2f}{actual}{break_even}"
+    ranks = count(prediction["ranks"], "rank")
+    paying = (
+        f"{joined([*map(str, faster)])} ranks pay off" if faster else "more ranks do not pay off"
+    )
+    return f"{ranks}: predicted {prediction['predicted']:.2f}{actual}; {paying}"
 
 
 def _style(
