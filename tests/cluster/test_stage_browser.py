@@ -54,6 +54,21 @@ class StageSheet(Sheet):
         return self.text(".dkm-panels [aria-current] b")
 
 
+def test_keys_work_while_the_pointer_is_over_the_stage(show_stage: Any, ring_trace: Trace) -> None:
+    view = show_stage(ring_trace)
+    view.root.hover()
+    view.page.keyboard.press("ArrowRight")
+    view.wait_for_keyframe(0)
+    view.root.locator(".dk-next").click()
+    view.wait_for_keyframe(1)
+    view.page.keyboard.press("Space")  # plays, although the pointer has pressed another button
+    view.wait_for_keyframe(5)
+    view.page.mouse.move(0, 0)
+    view.page.evaluate("document.activeElement.blur()")
+    view.page.keyboard.press("ArrowLeft")
+    assert view.text(".dk-clock") == "round 6 of 6"
+
+
 def test_keys_step_through_the_rounds_of_a_ring_all_reduce(
     show_stage: Any, ring_trace: Trace
 ) -> None:

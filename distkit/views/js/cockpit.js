@@ -123,7 +123,7 @@ export class Cockpit extends Follower {
   // -- user input --------------------------------------------------------------------------
 
   #listen() {
-    this.on(this.root, "keydown", (e) => this.#onKey(e));
+    this.onKeys((e) => this.#onKey(e));
     this.on(this.root, "pointerdown", (e) => {
       if (e.target.closest("button, select, input, canvas, details")) return;
       this.root.focus({ preventScroll: true });

@@ -5,6 +5,10 @@
 const THEME_ATTRIBUTES = ["class", "style", "data-jp-theme-light", "data-jp-theme-name",
   "data-vscode-theme-kind"];
 
+// Keys that a view handles while the pointer is over it, unless they are for another control.
+const HOVER_KEYS = [" ", "ArrowLeft", "ArrowRight"];
+const CONTROLS = "input, textarea, select, button, [contenteditable=true]";
+
 // A subclass has update(value), frame(), and a root on the page.
 export class Follower {
   // name: the trait of the model to follow.
@@ -19,6 +23,19 @@ export class Follower {
 
   on(target, type, act, options) {
     target.addEventListener(type, act, { signal: this.stop.signal, ...options });
+  }
+
+  // Calls act(e) for keys. A button that is clicked passes the focus to the view, so that the space
+  // bar does not press it again.
+  onKeys(act) {
+    this.on(this.root, "keydown", act);
+    this.on(window, "keydown", (e) => {
+      const other = this.root.contains(e.target) || e.target.closest(CONTROLS);
+      if (HOVER_KEYS.includes(e.key) && !other && this.root.matches(":hover")) act(e);
+    }, { capture: true });
+    this.on(this.root, "click", (e) => {
+      if (e.detail && e.target.closest("button")) this.root.focus({ preventScroll: true });
+    });
   }
 
   // Redraws when the page's colors change, or the observed element is resized.

@@ -89,7 +89,7 @@ export class Scene extends Follower {
     h("div", { class: "dkv-body" }, this.empty, this.verdicts, this.description, this.all),
     this.liveRegion);
     el.append(this.root);
-    this.on(this.root, "keydown", (e) => this.bar.onKey(e, {
+    this.onKeys((e) => this.bar.onKey(e, {
       PageDown: () => this.stepList(1), PageUp: () => this.stepList(-1) }));
   }
 
