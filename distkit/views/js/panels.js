@@ -67,7 +67,7 @@ export class List {
   constructor(go) {
     this.name = h("h4");
     this.select = h("select",
-      { class: "dkv-select", "aria-label": "filter", onchange: () => this.#fill() });
+      { class: "dkv-select", "aria-label": "filter", onchange: () => this.#filter(go) });
     this.list = h("ol", { class: "dk-keyframes", onclick: onKeyframe(go) });
     this.root = h("div", { class: "dkm-list" },
       h("div", { class: "dkm-listhead" }, this.name, this.select), this.list);
@@ -88,6 +88,13 @@ export class List {
     this.select.value = groups.includes(chosen) ? chosen : "";
     this.select.hidden = groups.length < 2;
     this.#fill();
+  }
+
+  // Shows the rows of a group, and the latest of them, if the moment shown is not one.
+  #filter(go) {
+    this.#fill();
+    const latest = this.keyframes[Math.max(0, this.marked)];
+    if (latest !== undefined && latest !== this.keyframe) go(latest);
   }
 
   #fill() {
