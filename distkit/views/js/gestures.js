@@ -6,6 +6,7 @@ import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 180; // duration of an animated change of the range [ms]
+const MAX_PINCH = 40; // maximum step of a pinch gesture [px]
 const MIN_RANGE = 1e-7; // minimum visible time range [s]
 
 class Gestures {
@@ -13,6 +14,8 @@ class Gestures {
   constructor(canvas, handles, onview) {
     this.canvas = canvas;
     this.zoom = d3.zoom().filter(handles)
+      // pinch gestures are wheel events with Ctrl and small steps
+      .wheelDelta((e) => -e.deltaY * (e.deltaMode ? 0.05 : 0.002) * (e.ctrlKey && Math.abs(e.deltaY) < MAX_PINCH ? 10 : 1))
       .extent(() => [[this.left, 0], [this.right, 1]])
       .on("zoom", ({ sourceEvent, transform }) => {
         if (!sourceEvent || !this.base) return;
@@ -68,20 +71,24 @@ export class Viewport {
     this.view.scheduleFrame();
   }
 
-  glide(target) {
+  glide(target, end = () => this.show(target)) {
     const [from, begin] = [this.shown, performance.now()];
-    if (reducedMotion()) return this.show(target);
+    if (reducedMotion()) return end();
     const step = (time) => {
-      const t = clamp((time - begin) / GLIDE, 0, 1);
+      const t = Math.max(0, (time - begin) / GLIDE);
+      if (t >= 1) return end();
       const eased = 1 - (1 - t) ** 3;
       this.show([0, 1].map((i) => from[i] + eased * (target[i] - from[i])));
-      if (t < 1) requestAnimationFrame(step);
+      requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
   }
 
   reset() {
-    this.glide(this.all());
+    this.glide(this.all(), () => { // the whole run may have grown
+      this.zoomed = null;
+      this.view.scheduleFrame();
+    });
   }
 
   zoom(factor) {
