@@ -116,7 +116,7 @@ const barOf = (item) => (item.i === undefined ? item.send ?? item.recv : item);
 function timeDifferences(other, bar) {
   const later = other.start - bar.start;
   const words = [`at ${humanSeconds(other.start)}`,
-    `${humanSeconds(Math.abs(later))} ${later < 0 ? "earlier" : "later"}`];
+    later ? `${humanSeconds(Math.abs(later))} ${later < 0 ? "earlier" : "later"}` : "the same time"];
   if (other.end === null || bar.end === null) return words;
   const longer = other.end - other.start - (bar.end - bar.start);
   return [...words, `${humanSeconds(Math.abs(longer))} ${longer < 0 ? "shorter" : "longer"}`];
