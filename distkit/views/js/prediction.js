@@ -49,7 +49,7 @@ export class Question {
       this.changing && !refused ? "" : formatted(note));
     this.root.replaceChildren(
       h("p", { class: "dk-question" }, formatted(question)),
-      h("form", { onsubmit: (e) => this.#commit(e), onkeydown, novalidate: "", hidden: final && !guess ? "" : null },
+      h("form", { onsubmit: (e) => this.#commit(e), onkeydown, oninput: () => refused && statusLine.replaceChildren(), novalidate: "", hidden: final && !guess ? "" : null },
         field, this.button, change, refused ? statusLine : null),
       refused ? "" : statusLine);
     if (hadFocus && open) this.focus();
