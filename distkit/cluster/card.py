@@ -81,7 +81,8 @@ def _chip(
 
     ``one_host`` is True if all processes are on one host, ``on_cpu`` if all use the CPU.
     """
-    details = [device * (not on_cpu), f"on {host}" * (not one_host), f"pid {pid}" * bool(pid)]
+    details = [device * (not on_cpu), f"on {host}" * (not one_host)]
+    process = f' title="pid {pid}"' * bool(pid)
     quiet = ' class="quiet"' * (state in ("idle", "stopped"))
     light, dark = (
         (GRAY, GRAY_DARK)
@@ -89,7 +90,7 @@ def _chip(
         else (palette[number % len(palette)] for palette in (RANKS_LIGHT, RANKS_DARK))
     )
     return (
-        f'<li style="--light:{light};--dark:{dark}"><i></i><b>{html.escape(name)}</b> '
+        f'<li style="--light:{light};--dark:{dark}"{process}><i></i><b>{html.escape(name)}</b> '
         f"<em{quiet}>{html.escape(state)}</em> "
         f"<span>{html.escape(' · '.join(filter(None, details)))}</span></li>"
     )
@@ -97,10 +98,15 @@ def _chip(
 
 def status(supervisor: Supervisor) -> Status:
     """Return the current status of the cluster."""
-    plan, processes = supervisor.plan, supervisor.processes
+    plan, processes, run = supervisor.plan, supervisor.processes, supervisor.run
+    busy = supervisor.stage == "ready" and run and run.unfinished
     return Status(
         f"distkit cluster: {plan.description}",
-        supervisor.failure if supervisor.stage == "failed" else supervisor.stage,
+        supervisor.failure
+        if supervisor.stage == "failed"
+        else "running"
+        if busy
+        else supervisor.stage,
         f"{plan.note or plan.backend} · {count(plan.threads, 'thread')} per rank",
         [
             (r.name, r.host, r.pid, r.device, _state(supervisor, n, processes.children.get(n)))

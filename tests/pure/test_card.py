@@ -12,4 +12,5 @@ def card(**devices: str) -> str:
 
 def test_card_names_devices_unless_all_are_the_cpu_and_has_a_gray_scheduler() -> None:
     assert "cpu" not in (alike := card(a="cpu", scheduler="cpu")) and f"--light:{GRAY}" in alike
-    assert "cpu · pid 7" in (mixed := card(a="cpu", b="cuda:0")) and GRAY not in mixed
+    assert "<span>cuda:0</span>" in (mixed := card(a="cpu", b="cuda:0")) and GRAY not in mixed
+    assert alike.count('title="pid 7"') == mixed.count('title="pid 7"') == 2
