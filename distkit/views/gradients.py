@@ -358,8 +358,10 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     # a curve of zeros, such as the drift of identical replicas, adds nothing to the verdict
     curves = [curve for curve in named if any(any(line.values()) for _, line in curve[1])]
     height = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
-    for i, curve in enumerate(curves):
-        _curve(side, i * (height + CURVE_GAP), height, *curve, [n + 1 for n in shown])
+    steps = [n for _, lines, _ in curves for _, line in lines for n in line]
+    for i, curve in enumerate(curves):  # all on the same axis
+        axis = min(steps), max(steps)
+        _curve(side, i * (height + CURVE_GAP), height, axis, *curve, [n + 1 for n in shown])
     side.height = len(curves) * (height + CURVE_GAP)
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
@@ -455,6 +457,7 @@ def _curve(
     scene: Scene,
     top: float,
     height: float,
+    steps: tuple[int, int],
     name: str,
     lines: list[Curve],
     hint: str,
@@ -462,7 +465,7 @@ def _curve(
 ) -> None:
     """Draw curves over the steps, and the value at each shown step."""
     points = [point for _, line in lines for point in line.items()]
-    first, last = min(n for n, _ in points), max(n for n, _ in points)
+    first, last = steps
     lowest, highest = min(y for _, y in points), max(y for _, y in points)
     x_scale, y_scale = (
         (CURVE_WIDTH - AXIS_WIDTH - 6) / ((last - first) or 1),
