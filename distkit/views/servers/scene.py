@@ -78,6 +78,7 @@ LEGEND: list[LegendEntry] = [
         "weights, version 1",
     ),
     ([circle(6, "ring", x=8, y=10)], 16, "pull"),
+    ([rect(11, 11, "own", x=2, y=4.5, r=2)], 16, "other message"),
 ]
 HELD: LegendEntry = ([circle(6, "held", x=8, y=10)], 16, "waiting pull")
 STALE: LegendEntry = ([text("stale by 2:", "late", y=14)], 76, "2 updates since its pull")
@@ -407,7 +408,7 @@ class _Renderer:
         return a, layout.pill
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
-        """Return the token of a message: a gradient with its version, weights, or a request."""
+        """Return the token of a message: a gradient with its version, weights, a pull, or others."""
         version = keyframe.subject.version
         if keyframe.kind == "push":
             label = f"∇v{version}"
@@ -415,7 +416,9 @@ class _Renderer:
             return _box(w, 18, label, lane, x=-w / 2, y=-9)
         if keyframe.kind in ("weights", "init"):
             return _pill(version, "pill", "version")
-        return (circle(6, "ring", lane=lane),)
+        if keyframe.kind == "pull":
+            return (circle(6, "ring", lane=lane),)
+        return (rect(11, 11, "own", x=-5.5, y=-5.5, r=2, lane=lane),)
 
     def _merge(self, i: int, keyframe: Keyframe, layout: KeyLayout) -> None:
         """Move the gradients of an update from their slots into the value."""
