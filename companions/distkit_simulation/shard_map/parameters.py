@@ -28,12 +28,21 @@ Parameter = dict[str, Any]
 #: WIDTH is the width of the drawing, LEFT is the width of the column of labels, GAP is the gap
 #: between columns, and MAX_COLUMN is the maximum width of a rank's column [px].
 WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150
-#: Sizes [px]: HEAD is the height of the heading, and MIN_SIDE is the minimum side of a box.
-HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
+#: Sizes [px]: HEAD is the height of the heading. MIN_SIDE is the minimum side of a box, and
+#: MIN_SCALED that of a box that is drawn to the scale of all parameters.
+HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE, MIN_SCALED = (
+    22,
+    84,
+    23,
+    430,
+    14,
+    12,
+    4,
+)
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
     "Each box represents a whole parameter; the rank's shard is colored. Ranks with the same "
-    "shard have copies of it."
+    "shard have copies of it. Shard(0) splits the rows, and Shard(1) the columns."
 )
 
 
@@ -54,6 +63,7 @@ class Renderer:
         lines = len(self.kinds) + bool(self.others) + 1
         self.line_height = min(MAX_LINE, max(MIN_LINE, (MAX_HEIGHT - HEAD) / lines))
         self.scene = Scene(WIDTH, HEAD + self.line_height * lines)
+        self.scale = self._common_scale() if self.kinds else 0.0  # pixels per value; 0: various
 
     def picture(self, name: str) -> Json:
         """Return the picture for the SVG and browser renderers, with the title ``name``."""
@@ -107,12 +117,20 @@ class Renderer:
                 boxes.append(rect(*wh, "own", x=x * width, y=top * height, lane=lane))
             self.scene.add(self._x(rank), y, title(f"rank {rank} has {label}"), *boxes)
 
+    def _common_scale(self) -> float:
+        """Return the scale of all boxes, or 0 if the smallest would be too small."""
+        rows, columns = zip(*(_sides(kind[0]) for kind in self.kinds), strict=True)
+        scale = min((self.line_height - 8) / max(rows), self.column_width / max(1, *columns))
+        smallest = min(n for n in (*rows, *columns) if n)
+        return scale if smallest * scale >= MIN_SCALED else 0.0
+
     def _box(self, parameter: Parameter, height: float) -> tuple[float, float]:
-        """Return the size of a parameter's box, with the proportions of its matrix if they fit."""
-        shape, axes = parameter["shape"], axes_to_draw(parameter)
-        rows, columns = (
-            (max(1, shape[d]) for d in axes) if len(shape) > 1 else (height, VECTOR_WIDTH)
-        )
+        """Return the size of a parameter's box: at the common scale, or as large as fits."""
+        rows, columns = _sides(parameter)
+        if self.scale:
+            return columns * self.scale or VECTOR_WIDTH, rows * self.scale
+        if not columns:
+            return VECTOR_WIDTH, max(MIN_SIDE, height)
         width = min(self.column_width, height * columns / rows)
         return max(MIN_SIDE, width), max(MIN_SIDE, width * rows / columns)
 
@@ -228,6 +246,13 @@ def axes_to_draw(parameter: Parameter) -> list[int]:
 
     chosen = sorted(sorted(range(len(shape)), key=is_whole)[:2])
     return [*chosen, -1, -1][:2]
+
+
+def _sides(parameter: Parameter) -> tuple[int, int]:
+    """Return the rows and columns of a parameter's box; a vector has 0 columns."""
+    shape, (vertical, horizontal) = parameter["shape"], axes_to_draw(parameter)
+    rows = max(1, shape[vertical]) if shape else 1
+    return rows, max(1, shape[horizontal]) if len(shape) > 1 else 0
 
 
 def _extent(shape: Sequence[int], shard: Parameter, d: int) -> tuple[float, float]:
