@@ -52,13 +52,19 @@ function body(rank, now, last, scale, store) {
   const unwritten = now?.kind === "recv" && now.dtype ? "not written yet" : "";
   return [
     rank.call ? h("div", { class: "dk-call" }, h("code", {}, rank.call), tensorOf(now)) : null,
-    rank.reason ? h("p", { class: "dk-reason", title: rank.reason }, rank.reason) : null,
+    rank.reason ? h("p", { class: "dk-reason", title: rank.reason }, reason(rank, store)) : null,
     now ? strips(now, now.values?.slice(0, 1), scale, unwritten) : null,
     last ? h("div", { class: "dk-last" },
       h("div", { class: "dk-was" }, h("span", { title: "completed" }, "✓"), h("span", {}, call(last, store)),
         now?.dtype && tensor(now) === tensor(last) ? null : tensorOf(last)),
       strips(last, last.values, scale)) : null,
   ];
+}
+
+// The reason for a rank's state; with three or more cards, only the ranks that it waits for.
+function reason({ reason: full, waits }, store) {
+  if (!waits.length || store.frame.lanes.length < 3) return full;
+  return `waits for ${waits.map((rank) => store.name(rank)).join(", ")}`;
 }
 
 function flash(card) {

@@ -183,13 +183,13 @@ export class Source {
   // Scrolls the window, not the page, until the pins are visible with some context.
   #scrollIntoView(file, animated) {
     if (!this.window.clientHeight) return;
-    const tops = this.#focusRows(file).map((row) => row.offsetTop);
-    if (!tops.length) return;
+    const focused = this.#focusRows(file);
+    if (!focused.length) return;
     const { scrollTop, clientHeight: height } = this.window;
-    const [first, last] = [Math.min(...tops), Math.max(...tops) + 2 * LINE_HEIGHT];
+    const [first, last] = [Math.min(...focused.map((row) => row.offsetTop)),
+      Math.max(...focused.map((row) => row.offsetTop + row.offsetHeight)) + LINE_HEIGHT / 2];
     if (first - 2 * LINE_HEIGHT >= scrollTop && last <= scrollTop + height) return;
-    const fits = last - first <= height;
-    const top = fits ? (first + last - height) / 2 : tops.at(-1) - height / 2;
+    const top = last - first <= height ? (first + last - height) / 2 : last - height;
     const behavior = animated && !reducedMotion() ? "smooth" : "auto";
     this.window.scrollTo({ top: Math.max(0, top), behavior });
   }

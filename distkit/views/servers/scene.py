@@ -408,7 +408,7 @@ class _Renderer:
         return a, layout.pill
 
     def _token(self, keyframe: Keyframe, lane: int) -> tuple[Shape, ...]:
-        """Return the token of a message: a gradient with its version, weights, a pull, or others."""
+        """Return the token of a message: a gradient with its version, weights, a pull or other."""
         version = keyframe.subject.version
         if keyframe.kind == "push":
             label = f"∇v{version}"
