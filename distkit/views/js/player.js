@@ -4,7 +4,7 @@ import { button, h, icon, modified, handleKey, speedSelect, reducedMotion } from
 import { clamp } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
-const GLIDE = 520; // duration of an animated step [ms]
+const GLIDE = 800; // duration of an animated step [ms]
 const STEP_PERIOD = 800; // time between keyframes if motion is reduced [ms]
 
 // Keyframes sorted by end.
