@@ -82,7 +82,7 @@ SIZES = {
     "gap": 3,  # between the rows of one lane
     "pad": 6,  # above and below the rows of a lane
     "pitch": 124,  # distance from one lane to the next, if space permits
-    "height": 380,  # total height of all lanes, if space permits
+    "height": 330,  # total height of all lanes, if space permits
     "min_gap": 14,  # between two lanes
     "max_gap": 84,
     "max_rows": 110,  # maximum height of the rows of a lane
