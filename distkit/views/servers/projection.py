@@ -133,8 +133,8 @@ def _start(trace: EventLog, history: ServerHistory) -> float:
     complete = min((r.reply_sent for r in registrations if r.reply_sent is not None), default=None)
     if complete is None:
         return trace.start
-    arrived = [r.span.start for r in registrations if r.arrived and r.arrived <= complete]
-    return max(arrived, default=trace.start)
+    starts = [r.span.start for r in registrations if r.span.start <= complete]
+    return max(starts, default=trace.start)
 
 
 def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
