@@ -9,8 +9,6 @@ const LENSES = [
   ["waiting", "w", "Waiting", "Highlight the time that ranks spend waiting for others"],
 ];
 
-const LATER = { highlighted: null, text: "known once the run has ended" };
-
 // The operations whose name, line, label or rank contains this text: {bars, arrows}; an arrow
 // matches if either of its ends does.
 export function search(store, text) {
@@ -40,12 +38,13 @@ export class Lenses {
     this.root = h("div", { class: "dk-lenses" },
       Object.values(this.buttons), this.input, this.status);
     press(this.buttons, () => false);
+    this.refresh();
   }
 
   // The action of a key, if a lens uses it.
   key(key) {
     const lens = LENSES.find(([, shortcut]) => shortcut === key);
-    return lens && (() => this.toggle(lens[0]));
+    return lens && !this.buttons[lens[0]].hidden && (() => this.toggle(lens[0]));
   }
 
   toggle(name) {
@@ -63,6 +62,7 @@ export class Lenses {
 
   // Called when the data has changed.
   refresh() {
+    this.buttons.waiting.hidden = !this.store.waits; // until the run has ended
     if (this.active) this.#apply();
   }
 
@@ -86,7 +86,6 @@ export class Lenses {
   }
 
   _waiting(store) {
-    if (!store.waits) return LATER;
     this.waits = store.waits;
     const { start, end, lanes } = store.frame;
     const sum = lanes.reduce((seconds, { waiting }) => seconds + waiting * (end - start), 0);
