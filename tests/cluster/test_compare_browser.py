@@ -82,6 +82,6 @@ def test_selected_operation_describes_its_counterpart(
     sheet.root.locator("canvas").focus()
     sheet.press("ArrowDown")
     message = str(sheet.root.locator("> .dk-spoken").text_content())
-    expected = r"; (ring|again) (send to|recv from) rank \d at .* later .* longer$"
+    expected = r"; (ring|again) (send to|recv from) rank \d at .* the same time 0 µs longer$"
     assert re.search(expected, message), message
     sheet.assert_clean()
