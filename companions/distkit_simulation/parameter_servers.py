@@ -107,10 +107,9 @@ class Simulation:
     def _push(self, time: float, w: int, j: int) -> None:
         if j == self.servers:
             self._apply_gradient(time, w)
-            return
-        self._push_event(
-            self._transfer(Op.PUSH, time, w, j, self.receiving_until), w, "push", j + 1
-        )
+        else:
+            end = self._transfer(Op.PUSH, time, w, j, self.receiving_until)
+            self._push_event(end, w, "push", j + 1)
 
     def _transfer(self, op: Op, time: float, w: int, j: int, busy: list[float]) -> float:
         """Send a message between worker ``w`` and its j-th server; return the end time."""
@@ -159,9 +158,12 @@ class Simulation:
         self.updates += 1
         sources = {"workers": tuple(sorted(workers)), "stale_by": (staleness,) * len(workers)}
         for s in range(self.servers):
-            attributes = {"key": f"shard{s}", "version": self.updates, **sources}
             self._record(
-                self.workers + s, Op.MARK, time, time + self.gamma[s], attributes=attributes
+                self.workers + s,
+                Op.MARK,
+                time,
+                time + self.gamma[s],
+                attributes={"key": f"shard{s}", "version": self.updates, **sources},
             )
 
     def _record_held_pull(self, time: float, w: int, s: int) -> None:
@@ -176,9 +178,7 @@ class Simulation:
         self, op: Op, w: int, s: int, requested: float, begin: float, end: float
     ) -> None:
         """Record a request at the worker, and its arrival and reply at the server."""
-        peer, held = self.workers + s, None
-        if op is Op.PULL:
-            held = self.held_pulls.pop((w, s), None)
+        peer, held = self.workers + s, self.held_pulls.pop((w, s), None)
         start, match = held or (requested, self._new_match(op))
         fields = self._message_fields(s, match)
         arrival, reply = (begin, end) if op is Op.PULL else (end, end)
@@ -216,8 +216,9 @@ class Simulation:
             for r, role in enumerate(roles)
         }
         rule = self.rule
-        mode = "dist_sync" if rule.has_rounds else "dist_async"
-        consistency = Consistency(mode, rule.staleness, rule.backup)
+        consistency = Consistency(
+            "dist_sync" if rule.has_rounds else "dist_async", rule.staleness, rule.backup
+        )
         return self.writer.trace("parameter server", ranks=ranks, consistency=consistency)
 
 
