@@ -88,15 +88,14 @@ def fit(moves: Batches, adds: Batches | None = None, *, draws: int = 200, seed: 
         raise ValueError("a line fit needs messages of at least two sizes")
     sizes = np.array(list(moves), float)
     batches = np.array(list(moves.values()), float)
-    gamma = 0.0
-    if adds:
-        gamma = line(np.array(list(adds), float), lower_quartile(list(adds.values())))[1]
+    gamma = (
+        line(np.array(list(adds), float), lower_quartile(list(adds.values())))[1] if adds else 0.0
+    )
     link = Link(*line(sizes, lower_quartile(batches)), gamma)
     rng, samples = np.random.default_rng(seed), []
     for _ in range(draws):
         indices = rng.integers(batches.shape[1], size=batches.shape)
-        resampled = lower_quartile(np.take_along_axis(batches, indices, axis=1))
-        samples.append(line(sizes, resampled))
+        samples.append(line(sizes, lower_quartile(np.take_along_axis(batches, indices, axis=1))))
     low, high = np.percentile(np.array(samples), [2.5, 97.5], axis=0)
     return Fit(link, (low[0], high[0]), (low[1], high[1]))
 
@@ -273,8 +272,9 @@ class MeasuredNetwork(Network):
             }
             for pattern in batches[0][0][0]
         }
-        moves = {n // 2: mean["some"], 1: mean["one"], n: mean["all"]}
-        return cls(n, moves, mean["add"], mean["call"])
+        return cls(
+            n, {n // 2: mean["some"], 1: mean["one"], n: mean["all"]}, mean["add"], mean["call"]
+        )
 
     def __repr__(self) -> str:
         return (

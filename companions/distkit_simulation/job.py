@@ -241,8 +241,11 @@ class Job:
         s, width, heads = self.sequence, h / model.heads, self.micro_batch * model.heads / t
         # matmul_seconds counts a write and a read of the scores; fused attention needs neither
         scores = -2 * HALF_BYTES if self.flash else SCORE_BYTES
-        products = machine.matmul_seconds(s, s, width) + machine.matmul_seconds(s, width, s)
-        attention = heads * (products + machine.memory_seconds(scores * s * s))
+        attention = heads * (
+            machine.matmul_seconds(s, s, width)
+            + machine.matmul_seconds(s, width, s)
+            + machine.memory_seconds(scores * s * s)
+        )
         replicated = REPLICATED_BYTES / (t if self.sequence_parallel else 1)
         inner = INNER_BYTES * (input_matrices + 1) * model.inner / h
         pointwise = machine.memory_seconds(
@@ -296,9 +299,8 @@ class Job:
         layout, layers = self.layout, self.model.layers / self.layout.pp
         m, p = self.microbatches, layout.pp
         tensor = m * layers * self._layer[2]
-        share = layout.dp if self.zero else 1
         update = self.machine.memory_seconds(
-            UPDATE_BYTES * self.model.largest_stage(p) / layout.tp / share
+            UPDATE_BYTES * self.model.largest_stage(p) / layout.tp / (layout.dp if self.zero else 1)
         )
         bubble = PIPELINES[self.schedule].bubble_ratio(p, m, self.chunks)
         messages = 2 * self.chunks * self._message

@@ -86,12 +86,16 @@ def _mark_crossovers(axes: Axes, sizes: Any, times: Mapping[str, Sequence[float]
         axes.axvspan(*interval, ymin=1.01, ymax=1.03, color=color, lw=0, clip_on=False)
         if end - start > last / 4:  # wide enough for the name
             middle, name = np.sqrt(np.prod(interval, dtype=float)), names[best[start]]
-            place: dict[str, Any] = {
-                "transform": axes.get_xaxis_transform(),
-                "ha": "center",
-                "va": "bottom",
-            }
-            axes.text(middle, 1.04, name.replace("_", " "), fontsize=9, color=color, **place)
+            axes.text(
+                middle,
+                1.04,
+                name.replace("_", " "),
+                fontsize=9,
+                color=color,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+            )
         if start:
             axes.axvline(sizes[start], color=GRAY, linewidth=0.6, alpha=0.6)
 

@@ -187,13 +187,12 @@ class RankClocks:
 
     def _end(self, src: Ints, dst: Ints, nbytes: Ints, begin: Floats) -> Floats:
         """Return the end times of transfers."""
-        duration = self.network.seconds(src, dst, nbytes)
+        duration: Floats = self.network.seconds(src, dst, nbytes)
         if self._factors is not None:
             duration = duration * np.maximum(self._factors[src], self._factors[dst])
         if self._jitter is not None:
             duration = duration + self._jitter(self._rng, src.shape)
-        end: Floats = begin + duration
-        return end
+        return begin + duration
 
     def _add(self, rank: Ints, nbytes: Ints, end: Floats, first: Ints, last: Ints) -> Floats:
         """Sum received data; return the times at which the ranks can receive the next message."""
@@ -347,21 +346,18 @@ def simulate(
     """
     clocks = RankClocks(n, network, stragglers=stragglers, seed=seed)
     clocks.begin(start, nbytes)
-    _check_events(plan(schedule, n, nbytes, chunks, **options)[1])
+    # a transfer has two ends of two events each
+    events = 4 * sum(len(t.src) for t in plan(schedule, n, nbytes, chunks, **options)[1])
+    if events > MAX_EVENTS:
+        raise ValueError(
+            f"the trace would have {events:,} events, more than {MAX_EVENTS:,}: simulate fewer "
+            "ranks, or use finish_times(), which records no trace"
+        )
     name, rounds, sizes = plan(schedule, n, nbytes, chunks, **options)
     writer = Writer(n)
     for transfers in clocks.run(rounds, sizes):
         writer.add_transfers(transfers)
     return writer.trace(name)
-
-
-def _check_events(rounds: Iterable[Round]) -> None:
-    """Raise ValueError if a trace is too large; a transfer has two ends of two events each."""
-    if (events := 4 * sum(len(t.src) for t in rounds)) > MAX_EVENTS:
-        raise ValueError(
-            f"the trace would have {events:,} events, more than {MAX_EVENTS:,}: simulate fewer "
-            "ranks, or use finish_times(), which records no trace"
-        )
 
 
 class Writer:
@@ -429,12 +425,11 @@ class Writer:
 
     def trace(self, name: str, **fields: Any) -> Trace:
         """Return the events as a trace; ``fields`` override the defaults of its ``RunInfo``."""
-        ranks = {r: RankInfo(f"rank {r}", "rank", host="none") for r in range(self.n)}
         info = RunInfo(
             name=name,
             simulated=True,
             world_size=self.n,
             backend="simulated",
-            ranks=ranks,
+            ranks={r: RankInfo(f"rank {r}", "rank", host="none") for r in range(self.n)},
         )
         return Trace(self.events, structs.replace(info, **fields))

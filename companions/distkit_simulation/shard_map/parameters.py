@@ -67,7 +67,9 @@ class Renderer:
 
     def picture(self, name: str) -> Json:
         """Return the picture for the SVG and browser renderers, with the title ``name``."""
-        self._add_headings()
+        for rank, lane in self.lanes.items():
+            dot = rect(11, 11, "own", r=3, lane=lane)
+            self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
         for line, kind in enumerate(self.kinds):
             self._add_parameter(HEAD + line * self.line_height, kind)
         totals = (
@@ -93,11 +95,6 @@ class Renderer:
 
     def _x(self, rank: int) -> float:
         return LEFT + self.lanes[rank] * (self.column_width + GAP)
-
-    def _add_headings(self) -> None:
-        for rank, lane in self.lanes.items():
-            dot = rect(11, 11, "own", r=3, lane=lane)
-            self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
 
     def _add_parameter(self, y: float, kind: Sequence[Parameter]) -> None:
         """Add a line for parameters with the same shards; the first one is drawn."""
@@ -204,9 +201,9 @@ def group_name(kind: Sequence[Parameter]) -> str:
     names = [clean(p["name"]) for p in kind]
     if len(names) <= MAX_NAMES:
         return ", ".join(names)
-    parts = [name.split(".") for name in names]
     return ".".join(
-        values[0] if len({*values}) == 1 else "*" for values in zip(*parts, strict=True)
+        values[0] if len({*values}) == 1 else "*"
+        for values in zip(*(name.split(".") for name in names), strict=True)
     )
 
 
