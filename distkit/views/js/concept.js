@@ -1,30 +1,29 @@
 // The questions of a concept check, one at a time, so that the picture above stays visible.
 
 import { h } from "./dom.js";
+import { Follower } from "./follower.js";
 import { Question } from "./prediction.js";
 
 const SIGNS = { pass: "✓", fail: "✗" };
 const WORDS = { pass: ", right", fail: ", wrong" };
 
-export class Concept {
+export class Concept extends Follower {
   constructor(model, el) {
-    this.model = model;
+    super(model);
     this.nav = h("nav", { class: "dk-nav", "aria-label": "questions" });
     this.root = h("figure", { class: "distkit-prediction distkit-concept" });
     this.views = this.picture.questions.map((_, number) =>
       new Question((guess) => model.send({ number, guess })));
     el.append(this.root);
-    this.changed = () => this.#changed();
-    model.on("change:picture", this.changed);
     this.at = Math.max(0, this.picture.questions.findIndex(({ final }) => !final));
-    this.changed();
+    this.update();
   }
 
   get picture() {
     return this.model.get("picture");
   }
 
-  #changed() {
+  update() {
     const hadFocus = this.views[this.at].root.contains(document.activeElement);
     this.picture.questions.forEach((question, i) => this.views[i].show(question));
     this.#draw();
@@ -59,10 +58,5 @@ export class Concept {
     this.at = this.picture.questions.findIndex(({ status }) => status !== "pass");
     this.views.forEach((question) => { question.typed = null; });
     this.model.send({ again: true });
-  }
-
-  dispose() {
-    this.model.off("change:picture", this.changed);
-    this.root.remove();
   }
 }

@@ -9,7 +9,7 @@ const THEME_ATTRIBUTES = ["class", "style", "data-jp-theme-light", "data-jp-them
 const HOVER_KEYS = [" ", "ArrowLeft", "ArrowRight"];
 const CONTROLS = "input, textarea, select, button, [contenteditable=true]";
 
-// A subclass has update(value), frame(), and a root on the page.
+// A subclass has update(value), a root on the page and, if it draws once per frame, frame().
 export class Follower {
   // name: the trait of the model to follow.
   constructor(model, name = "picture") {
@@ -60,6 +60,8 @@ export class Follower {
       if (!this.disposed) this.frame();
     });
   }
+
+  frame() {}
 
   dispose() {
     this.disposed = true;

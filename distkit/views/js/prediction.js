@@ -1,6 +1,7 @@
 // A question, an input for a guess, and a Commit button. The kernel validates the guess.
 
 import { h } from "./dom.js";
+import { Follower } from "./follower.js";
 
 const name = "guess";
 
@@ -74,19 +75,16 @@ export class Question {
   }
 }
 
-export class Prediction {
+export class Prediction extends Follower {
   constructor(model, el) {
-    this.model = model;
-    const question = new Question((guess) => model.send({ guess }));
-    this.root = h("figure", { class: "distkit-prediction" }, question.root);
+    super(model);
+    this.question = new Question((guess) => model.send({ guess }));
+    this.root = h("figure", { class: "distkit-prediction" }, this.question.root);
     el.append(this.root);
-    this.changed = () => question.show(model.get("picture"));
-    model.on("change:picture", this.changed);
-    this.changed();
+    this.update(model.get("picture"));
   }
 
-  dispose() {
-    this.model.off("change:picture", this.changed);
-    this.root.remove();
+  update(picture) {
+    this.question.show(picture);
   }
 }
