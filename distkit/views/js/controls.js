@@ -54,23 +54,18 @@ export class Controls {
     const paused = ranks.some(({ status }) => status === "paused");
     const stuck = paused || ranks.some(({ status }) => status === "running") ? ""
       : "No rank is paused, so none can continue.";
-    if (absent) {
-      const resume = [...this.go.keys()].map((rank) => [rank, absent]);
-      const all = { back: absent, next: absent, play: absent, finish: absent, seek: absent };
-      return { ...all, help: "", resume };
-    }
     const states = new Map(ranks.map((rank) => [rank.rank, rank]));
     const resume = [...this.go.keys()].map((rank) => {
       const { status, words } = states.get(rank) ?? {};
       const why = status === "paused" ? "" : words ?? `rank ${rank} does not take part`;
       const back = past ? "This is an earlier step: go to the last step first." : "";
-      return [rank, over || busy || back || why];
+      return [rank, absent || over || busy || back || why];
     });
     return {
-      back: busy || (position > 0 ? "" : "There is no earlier step."),
-      next: busy || (past ? "" : over || stuck),
-      play: playing || past ? "" : over || stuck,
-      finish: over || (playing ? "" : stuck), help: "", resume,
+      back: absent || busy || (position > 0 ? "" : "There is no earlier step."),
+      next: absent || busy || (past ? "" : over || stuck),
+      play: absent || (playing || past ? "" : over || stuck),
+      finish: absent || over || (playing ? "" : stuck), seek: absent, help: "", resume,
     };
   }
 
