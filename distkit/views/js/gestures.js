@@ -2,7 +2,7 @@
 // pinch gestures of d3-zoom.
 
 import { button, h, handleKey, reducedMotion } from "./dom.js";
-import { clamp } from "./numbers.js";
+import { clamp, rescale } from "./numbers.js";
 import { d3 } from "./vendor/d3.js";
 
 const GLIDE = 180; // duration of an animated change of the range [ms]
@@ -12,14 +12,14 @@ const MIN_RANGE = 1e-7; // minimum visible time range [s]
 class Gestures {
   // handles(event) returns whether to handle an event; onview([from, to]) receives the chosen range.
   constructor(canvas, handles, onview) {
-    this.canvas = canvas;
+    Object.assign(this, { canvas, edges: [0, 0] });
     this.zoom = d3.zoom().filter(handles)
       // pinch gestures are wheel events with Ctrl and small steps
       .wheelDelta((e) => -e.deltaY * (e.deltaMode ? 0.05 : 0.002) * (e.ctrlKey && Math.abs(e.deltaY) < MAX_PINCH ? 10 : 1))
-      .extent(() => [[this.left, 0], [this.right, 1]])
+      .extent(() => [[this.edges[0], 0], [this.edges[1], 1]])
       .on("zoom", ({ sourceEvent, transform }) => {
         if (!sourceEvent || !this.base) return;
-        onview([this.left, this.right].map((x) => this.#time(transform.invertX(x))));
+        onview(this.edges.map((x) => rescale(transform.invertX(x), this.edges, this.base)));
       });
     d3.select(canvas).call(this.zoom).on("dblclick.zoom", null);
   }
@@ -27,23 +27,14 @@ class Gestures {
   // Sets the edges of the plot, the visible range and the full range.
   follow({ left, right }, [from, to], [first, last]) {
     this.base ??= [first, last]; // the reference of all transforms, constant while a run grows
-    Object.assign(this, { left, right });
+    this.edges = [left, right];
+    const x = (time) => rescale(time, this.base, this.edges);
     const span = this.base[1] - this.base[0];
     const k = span / (to - from);
     this.zoom.scaleExtent([Math.min(k, span / (last - first)), Math.max(k, span / MIN_RANGE)])
-      .translateExtent([[this.#x(first), -Infinity], [this.#x(last), Infinity]]);
-    const start = left - k * this.#x(from);
+      .translateExtent([[x(first), -Infinity], [x(last), Infinity]]);
+    const start = left - k * x(from);
     this.canvas.__zoom = d3.zoomIdentity.translate(start, 0).scale(k); // set directly, so that no zoom event is sent
-  }
-
-  #x(time) {
-    const [first, last] = this.base;
-    return this.left + ((time - first) / (last - first)) * (this.right - this.left);
-  }
-
-  #time(x) {
-    const [first, last] = this.base;
-    return first + ((x - this.left) / (this.right - this.left)) * (last - first);
   }
 }
 
@@ -97,15 +88,10 @@ export class Viewport {
     this.glide([center - half, center + half]);
   }
 
-  center(time) {
-    const [from, to] = this.shown;
-    this.show([time - (to - from) / 2, time + (to - from) / 2]);
-  }
-
   // Centers a time that is outside the visible range.
   seek(time) {
     const [from, to] = this.shown;
-    if (time < from || time > to) this.center(time);
+    if (time < from || time > to) this.show([time - (to - from) / 2, time + (to - from) / 2]);
   }
 
   pan(fraction, immediately = false) {

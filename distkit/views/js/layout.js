@@ -1,6 +1,7 @@
 // Converts times and lanes to pixels and back, and finds the item under a point.
 
-import { clamp } from "./numbers.js";
+import { clamp, rescale } from "./numbers.js";
+import { d3 } from "./vendor/d3.js";
 
 export const MIN_WIDTH = 2.5; // minimum width of a bar [px]
 const GAP = 1; // space between a bar and the next [px]
@@ -54,13 +55,11 @@ export class Layout {
   }
 
   x(time) {
-    const [from, to] = this.view;
-    return this.left + ((time - from) / (to - from)) * (this.right - this.left);
+    return rescale(time, this.view, [this.left, this.right]);
   }
 
   time(x) {
-    const [from, to] = this.view;
-    return from + ((x - this.left) / (this.right - this.left)) * (to - from);
+    return rescale(x, [this.left, this.right], this.view);
   }
 
   // [x, y, width, height] of a bar; open bars extend to the right edge or their rank's death.
@@ -143,18 +142,10 @@ export class Layout {
 
   // The range of a row's bars that are visible: the first, and one past the last.
   visibleRange({ items }) {
-    const { start } = this.store;
-    const before = (time) => {
-      let [low, high] = [0, items.length];
-      while (low < high) {
-        const middle = (low + high) >> 1;
-        if (start[items[middle]] < time) low = middle + 1;
-        else high = middle;
-      }
-      return low;
-    };
-    const reach = (16 / (this.right - this.left)) * (this.view[1] - this.view[0]);
-    return [Math.max(0, before(this.view[0] - reach) - 1), before(this.view[1])];
+    const starts = d3.bisector((i) => this.store.start[i]);
+    const [from, to] = this.view;
+    const reach = (16 / (this.right - this.left)) * (to - from);
+    return [Math.max(0, starts.left(items, from - reach) - 1), starts.left(items, to)];
   }
 
   // The bar or arrow under a point; communication takes precedence over computation.

@@ -29,6 +29,9 @@ export function roundStep(span, steps) {
 
 export const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
+// Converts a number from one range to another, linearly.
+export const rescale = (x, [from, to], [first, last]) => first + ((x - from) / (to - from)) * (last - first);
+
 // -- values of tensors; non-finite values are strings ----------------------------------------
 
 const WORDS = { nan: "NaN", inf: "∞", "-inf": "−∞" };

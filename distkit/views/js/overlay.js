@@ -1,6 +1,6 @@
 // Overlays of the picture: the time at the pointer, the visible range, and dimming of later times.
 
-import { clamp, humanSeconds } from "./numbers.js";
+import { clamp, humanSeconds, rescale } from "./numbers.js";
 import { alpha } from "./colors.js";
 
 export function cursor({ context: c, layout: at, style, pointer, store }) {
@@ -23,8 +23,7 @@ export function cursor({ context: c, layout: at, style, pointer, store }) {
 
 // A thin line under the axis that shows the visible time range.
 export function rangeBar({ context: c, layout: at, style }, view, [first, last]) {
-  const x = (time) => at.left + ((time - first) / (last - first)) * (at.right - at.left);
-  const [from, to] = view.map((time) => x(clamp(time, first, last)));
+  const [from, to] = view.map((time) => rescale(clamp(time, first, last), [first, last], [at.left, at.right]));
   c.fillStyle = style.grid;
   c.fillRect(at.left, at.height - 4, at.right - at.left, 3);
   c.fillStyle = style.hairline;
