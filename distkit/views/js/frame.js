@@ -14,11 +14,11 @@ const LEGEND = [
 const MAX_DETAILED = 4; // maximum number of ranks for which details are shown
 const MAX_SEPARATE = 12; // maximum number of ranks for which separate meters are shown
 
-export function heading({ frame }) {
+export function heading({ title, facts, live }) {
   return [
-    h("strong", {}, frame.title || "Timeline"),
-    h("span", { class: "dk-facts" }, frame.facts.join(" · ")),
-    frame.live ? h("span", { class: "dk-live" }, "live") : null,
+    h("strong", {}, title || "Timeline"),
+    h("span", { class: "dk-facts" }, facts.join(" · ")),
+    live ? h("span", { class: "dk-live" }, "live") : null,
   ].filter(Boolean);
 }
 

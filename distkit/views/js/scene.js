@@ -4,7 +4,7 @@ import { applyTheme, styleOf } from "./colors.js";
 import { nextKeyframe, counted, List, bisect, Panels } from "./panels.js";
 import { h, liveRegion, s } from "./dom.js";
 import { Follower } from "./follower.js";
-import { notices } from "./frame.js";
+import { heading, notices } from "./frame.js";
 import { Marks } from "./marks.js";
 import { clamp, humanSeconds } from "./numbers.js";
 import { Bar, Player, Script } from "./player.js";
@@ -130,10 +130,8 @@ export class Scene extends Follower {
     if (!this.root.clientWidth) return; // not on the page yet, or hidden
     this.style = styleOf(this.root, this.scratch, this.theme);
     applyTheme(this.root, this.style);
-    const { title, facts, live, empty, description } = this.picture;
-    this.head.replaceChildren(h("strong", {}, title),
-      h("span", { class: "dk-facts" }, facts.join(" · ")),
-      live ? h("span", { class: "dk-live" }, "live") : "");
+    const { empty, description } = this.picture;
+    this.head.replaceChildren(...heading(this.picture));
     this.notices.replaceChildren(...notices(this.picture));
     this.empty.hidden = !empty;
     this.all.hidden = this.tools.hidden = Boolean(empty);

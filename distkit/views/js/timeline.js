@@ -67,7 +67,7 @@ export class Timeline extends Follower {
 
   renderText() {
     const { parts, store } = this;
-    parts.head.replaceChildren(...heading(store));
+    parts.head.replaceChildren(...heading(store.frame));
     parts.notices.replaceChildren(...notices(store.frame));
     parts.legend.replaceChildren(...legend(store));
     parts.sums.replaceChildren(...totals(store, (rank) => this.color(rank)));
