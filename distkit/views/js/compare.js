@@ -46,16 +46,6 @@ export class Compare extends Timeline {
 
   // -- the lanes ----------------------------------------------------------------------------
 
-  renderOptions() {
-    const { lanes } = this.store.frame;
-    return { ...this.style, lanes: new Map(lanes.map((lane) => [lane.rank, lane.color])) };
-  }
-
-  color(rank) {
-    const { ranks } = this.style;
-    return ranks[(this.store.frame.lanes.find((lane) => lane.rank === rank)?.color ?? 0) % ranks.length];
-  }
-
   frame() {
     const { store, root } = this;
     const { lanes, runs } = store.frame;

@@ -8,8 +8,8 @@ import { roundRect } from "./canvas.js";
 import { FILL, Strips } from "./strips.js";
 
 export class Renderer {
-  // style: the result of styleOf(); style.lanes: color index by rank, if it is not the lane's index;
-  // highlighted: {bars, arrows}, or null; waits: [start, seconds] by bar, or null.
+  // style: the result of styleOf(); highlighted: {bars, arrows}, or null; waits: [start, seconds] by
+  // bar, or null.
   constructor(context, layout, style, focus, { highlighted = null, waits = null } = {}) {
     Object.assign(this, { c: context, at: layout, style, focus, waits, store: layout.store });
     this.bright = highlighted ?? this.store.related(focus);
@@ -52,8 +52,7 @@ export class Renderer {
   }
 
   color(rank) {
-    const { ranks, lanes } = this.style;
-    return ranks[((lanes ?? this.store.laneOf).get(rank) ?? 0) % ranks.length];
+    return this.store.color(rank, this.style);
   }
 
   #dim(...bars) {

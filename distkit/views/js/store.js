@@ -82,6 +82,12 @@ export class Store {
     return sizes.every((size) => size === sizes[0]) ? sizes[0] : undefined;
   }
 
+  // The color of a rank. The lanes of a comparison have color indices; otherwise, these are the lanes' indices.
+  color(rank, { ranks }) {
+    const lane = this.laneOf.get(rank) ?? 0;
+    return ranks[(this.frame.lanes[lane]?.color ?? lane) % ranks.length];
+  }
+
   name(rank) {
     return this.frame.lanes[this.laneOf.get(rank)]?.name ?? `rank ${rank}`;
   }

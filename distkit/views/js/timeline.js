@@ -75,13 +75,7 @@ export class Timeline extends Follower {
   }
 
   color(rank) {
-    const { ranks } = this.style;
-    return ranks[(this.store.laneOf.get(rank) ?? 0) % ranks.length];
-  }
-
-  // Colors and fonts for the renderer.
-  renderOptions() {
-    return this.style;
+    return this.store.color(rank, this.style);
   }
 
   #updateStyle() {
@@ -154,7 +148,7 @@ export class Timeline extends Follower {
     fit(canvas, width, this.layout.height);
     if (this.layout.height > MAX_HEIGHT) this.layout.foot = this.stage.scrollTop + MAX_HEIGHT;
     const focus = this.chosen ?? this.hovered;
-    this.renderer = new Renderer(context, this.layout, this.renderOptions(), focus, this.lenses);
+    this.renderer = new Renderer(context, this.layout, this.style, focus, this.lenses);
     this.renderer.draw();
     this.lenses.hint(this.renderer.summed ? SUMS : this.renderer.many ? MANY_ARROWS : "");
     if (this.dimmedAfter !== null) dimLater(this);
