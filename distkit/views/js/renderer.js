@@ -65,14 +65,12 @@ export class Renderer {
       const [top, height] = [at.tops[i], at.heights[i]];
       const middle = top + height / 2;
       if (at.heads[i]) this.#host(lane, top - at.heads[i] / 2);
-      c.fillStyle = style.lane;
       roundRect(c, at.left - 4, top, at.right - at.left + 8, height, 6);
-      c.fill();
+      this.#fill(style.lane);
       if (lane.run !== undefined) this.#run(lane, top, height, at.heads[i]);
       if (height < 9) return;
-      c.fillStyle = this.color(lane.rank);
       roundRect(c, 2, middle - 5, 10, 10, 5);
-      c.fill();
+      this.#fill(this.color(lane.rank));
       const showsDetail = lane.detail && height + at.gap > 34;
       this.text(lane.name, 21, middle - (showsDetail ? 7 : 0), style.fg, `600 13px ${style.font}`);
       if (showsDetail) this.text(lane.detail, 21, middle + 9, style.muted, `12px ${style.font}`);
@@ -109,6 +107,11 @@ export class Renderer {
       const font = `700 12px ${style.font}`;
       this.text("died", x + (right ? 10 : -10), y, style.warning, font, right ? "left" : "right");
     });
+  }
+
+  // Fills the current path with each of these styles.
+  #fill(...styles) {
+    for (const fillStyle of styles) Object.assign(this.c, { fillStyle }).fill();
   }
 
   text(text, x, y, color, font, align = "left") {
@@ -168,10 +171,7 @@ export class Renderer {
     const [touch, failed] = [bar.op === "touch", bar.state === "failed"];
     const plain = touch ? style.warning : style.work[workKind(bar.label)];
     roundRect(c, x, y, width, height, 3);
-    for (const fill of [style.bg, failed ? this.#hatch(style.warning) : plain]) {
-      c.fillStyle = fill;
-      c.fill();
-    }
+    this.#fill(style.bg, failed ? this.#hatch(style.warning) : plain);
     const short = touch ? "!" : failed ? "✕" : bar.label?.match(/^[^→]*?(\d+)$/)?.[1];
     const [color, halo] = failed ? [style.fg, style.bg] : [readable(plain), plain];
     const texts = [bar.label, bar.label?.split(/ [(→]/)[0], short];
@@ -189,16 +189,13 @@ export class Renderer {
     const solid = !open && !failed && (kind === "send" || kind === "collective");
     c.globalAlpha = this.#dim(bar.i);
     roundRect(c, x, y, width, height, bar.kind === "request" ? height / 2 : 3.5);
-    c.fillStyle = style.bg;
-    c.fill();
     const paused = isPaused(bar);
     const ended = () => (solid ? color : alpha(color, { request: 0.42, recv: 0.06 }[kind] ?? 0.18));
-    c.fillStyle = failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
-      : open ? this.#fade(color, x, width) : ended();
-    c.fill();
+    this.#fill(style.bg, failed ? this.#hatch(color) : paused ? alpha(color, 0.06)
+      : open ? this.#fade(color, x, width) : ended());
     if (this.waits?.has(bar.i)) this.#wait(bar, x, y, width, height);
     if (!solid && width > 4) this.#outline(x, y, width, height, color, open, kind);
-    else if (!solid) Object.assign(c, { fillStyle: color }).fill();
+    else if (!solid) this.#fill(color);
     const ink = solid ? readable(color) : style.fg;
     if (height >= 10) {
       const hatched = this.waits?.has(bar.i) || paused || failed;
@@ -217,10 +214,7 @@ export class Renderer {
     const [since, waited] = this.waits.get(bar.i);
     const [from, end] = [since, since + waited].map((s) => clamp(at.x(bar.start + s), x, x + width));
     roundRect(c, from, y, end - from, height, 3);
-    for (const fill of [alpha(style.bg, 0.62), this.#hatch(style.fg)]) {
-      c.fillStyle = fill;
-      c.fill();
-    }
+    this.#fill(alpha(style.bg, 0.62), this.#hatch(style.fg));
   }
 
   #outline(x, y, width, height, color, open, kind) {
