@@ -124,8 +124,10 @@ export class Arrows {
     c.font = `11.5px ${style.font}`;
     const width = c.measureText(text).width + 8;
     const [x, y] = [(x1 + x2) / 2 + 6, (y1 + y2) / 2];
+    const { tops, heights } = this.at;
+    const betweenLanes = tops.every((top, i) => y + 9 <= top || y - 9 >= top + heights[i]);
     const free = ([a, b, w]) => x + width < a || a + w < x || Math.abs(b - y) > 16;
-    if (x + width > this.at.right || !this.labels.every(free) || !this.#betweenLanes(y)) return;
+    if (x + width > this.at.right || !this.labels.every(free) || !betweenLanes) return;
     this.labels.push([x, y, width]);
     c.globalAlpha = this.#dim(a);
     c.fillStyle = style.bg;
@@ -133,10 +135,5 @@ export class Arrows {
     c.fill();
     this.renderer.text(text, x + 3, y, style.muted, c.font);
     c.globalAlpha = 1;
-  }
-
-  #betweenLanes(y) {
-    const { tops, heights } = this.at;
-    return tops.every((top, i) => y + 9 <= top || y - 9 >= top + heights[i]);
   }
 }

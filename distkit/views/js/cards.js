@@ -7,6 +7,7 @@ import { figure, largest } from "./numbers.js";
 import { strip, tensor } from "./tooltip.js";
 
 const FLASH = 700; // duration of the highlight of a changed card [ms]
+const FLASH_COLOR = "color-mix(in srgb, var(--rank) 30%, transparent)";
 
 export class Cards {
   constructor(ranks, store) {
@@ -25,7 +26,7 @@ export class Cards {
       const [now, last] = [this.store.find(rank.now), this.store.find(rank.last)];
       const key = JSON.stringify([rank, now?.values, last?.values, scale]);
       if (!card || card.key === key) continue;
-      if (card.key) flash(card.root);
+      if (card.key && !reducedMotion()) card.root.animate([{ background: FLASH_COLOR }, {}], FLASH);
       card.key = key;
       card.root.dataset.status = rank.status;
       const element = (name) => card.root.querySelector(`.dk-${name}`);
@@ -65,11 +66,6 @@ function body(rank, now, last, scale, store) {
 function reason({ reason: full, waits }, store) {
   if (!waits.length || store.frame.lanes.length < 3) return full;
   return `waits for ${waits.map((rank) => store.name(rank)).join(", ")}`;
-}
-
-function flash(card) {
-  const background = "color-mix(in srgb, var(--rank) 30%, transparent)";
-  if (!reducedMotion()) card.animate([{ background }, {}], FLASH);
 }
 
 // Values before and after, on one scale for all tensors of this shape.

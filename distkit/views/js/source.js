@@ -27,7 +27,10 @@ export class Source {
     this.root = h("section", { class: "dk-source", "aria-label": "source" },
       this.tabs, this.window, this.nothing);
     this.root.style.setProperty("--pins", clamp(ranks.length, 2, 4));
-    this.sized = new ResizeObserver(() => this.#resize());
+    this.sized = new ResizeObserver(() => { // the window may just have become visible
+      const file = this.files.get(this.shown);
+      if (file) this.#scrollIntoView(file, false);
+    });
     this.sized.observe(this.window);
   }
 
@@ -37,11 +40,6 @@ export class Source {
 
   dispose() {
     this.sized.disconnect();
-  }
-
-  #resize() {
-    const file = this.files.get(this.shown);
-    if (file) this.#scrollIntoView(file, false); // the window may just have become visible
   }
 
   add(sources) {

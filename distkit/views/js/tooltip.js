@@ -112,11 +112,9 @@ function details(item, store) {
     ["group", item.group && members ? `${item.group} (${names(members, store)})` : item.group],
     ["GPU", item.gpu],
     ["line", item.where],
-    ["values", hasValues(item) || !store.values.size ? null : "not available for this operation"],
+    ["values", item.values || item.kind === "mark" || !store.values.size ? null : "not available for this operation"],
   ];
 }
-
-const hasValues = (item) => item.values || item.kind === "mark";
 
 function peerWord(bar) {
   return { send: "to", recv: "from", request: "server", collective: "root" }[bar.kind] ?? "peer";
@@ -136,12 +134,9 @@ export function tensor(bar) {
 function values(before, after) {
   const maxMagnitude = largest([before, after].flatMap((s) => s?.values ?? []));
   return h("div", { class: "dk-values" },
-    [["before", before], ["after", after]].map(([when, s]) => (s ? valuesAt(when, s, maxMagnitude) : null)));
-}
-
-function valuesAt(when, summary, maxMagnitude) {
-  return [h("span", {}, when), h("div", {}, strip(summary, maxMagnitude),
-    h("div", { class: "dk-numbers" }, asText(summary)), alarm(summary))];
+    [["before", before], ["after", after]].filter(([, summary]) => summary).map(([when, summary]) => [
+      h("span", {}, when), h("div", {}, strip(summary, maxMagnitude),
+        h("div", { class: "dk-numbers" }, asText(summary)), alarm(summary))]));
 }
 
 // Values as colors; maxMagnitude is the magnitude that is shown in full color.
