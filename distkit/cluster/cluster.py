@@ -241,8 +241,9 @@ class Cluster:
             ClusterError: another run is in progress.
             StoppedError: the cluster was stopped.
         """
-        run = self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs)
-        return follow(run, args, kwargs)
+        return follow(
+            self.submit(fn, *args, wait_forever=wait_forever, seed=seed, **kwargs), args, kwargs
+        )
 
     def submit(
         self,
@@ -485,5 +486,8 @@ class Cluster:
 
 def latest() -> Cluster | None:
     """Return this process's latest cluster that has not been stopped, or None if there is none."""
-    alive = [c for c in _clusters if not c._supervisor.closed]
-    return max(alive, key=lambda c: c._supervisor.start_time, default=None)
+    return max(
+        (c for c in _clusters if not c._supervisor.closed),
+        key=lambda c: c._supervisor.start_time,
+        default=None,
+    )

@@ -233,8 +233,11 @@ def assign_devices(
     devices = tuple(usable[r % len(usable)] for r in range(ranks))
     no_nccl = _why_not_nccl(devices, gpus)
     if backend == "gloo" or (no_nccl and backend == "auto"):
-        note = f"gloo: {no_nccl or 'as requested'}; messages go through host memory"
-        return devices, "gloo", note
+        return (
+            devices,
+            "gloo",
+            f"gloo: {no_nccl or 'as requested'}; messages go through host memory",
+        )
     if no_nccl:
         raise StartError(
             f"backend='nccl' needs one GPU for each of {ranks} ranks: {no_nccl}. Use "

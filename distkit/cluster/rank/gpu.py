@@ -131,8 +131,9 @@ def stage_messages(key: str = "CUDA") -> None:
     library = torch.library.Library("c10d", "IMPL")
     for name in ("send", "recv_", "recv_any_source_"):
         operator = getattr(torch.ops.c10d, name).default
-        kernel = _staged_kernel(operator, CALLS[name].op is Op.SEND)
-        library.impl(name, kernel, key, allow_override=True)
+        library.impl(
+            name, _staged_kernel(operator, CALLS[name].op is Op.SEND), key, allow_override=True
+        )
     _libraries.append(library)
     dist.Work.wait = _copying_wait(dist.Work.wait)  # type: ignore[method-assign]
 

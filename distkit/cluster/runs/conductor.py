@@ -148,8 +148,9 @@ class Conductor:
     @property
     def failed(self) -> bool:
         """True if a rank has failed, and the others cannot continue without it."""
-        halts = self._on_crash != "continue"
-        return any(o.error or (o.died and halts) for o in self.outcomes.values())
+        return any(
+            o.error or (o.died and self._on_crash != "continue") for o in self.outcomes.values()
+        )
 
     @property
     def died(self) -> list[int]:
@@ -160,11 +161,13 @@ class Conductor:
     def intact(self) -> bool:
         """True if the next cell can use the process group: all ranks are intact and in sync."""
         outcomes = self.outcomes
-        if self.unfinished or not all(o.intact for o in outcomes.values()):
-            return False
-        return all(
-            len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
-            for group, members in self.live.info.groups.items()
+        return (
+            not self.unfinished
+            and all(o.intact for o in outcomes.values())
+            and all(
+                len({outcomes[r].collectives.get(group, 0) for r in members if r in outcomes}) <= 1
+                for group, members in self.live.info.groups.items()
+            )
         )
 
     def incarnation(self, node: int) -> int:
@@ -261,8 +264,9 @@ class Conductor:
     def _read_files(self, rank: int, files: Path) -> str:
         """Add the events in a rank's black box; return the end of its log."""
         with suppress(OSError, *DECODE_ERRORS):
-            box = files.with_suffix(".box").read_bytes()
-            rows = rows_in(box, self.number, self.live.rows[rank])
+            rows = rows_in(
+                files.with_suffix(".box").read_bytes(), self.number, self.live.rows[rank]
+            )
             self.live.add(rank, len(rows), encode_rows(rows))
         with suppress(OSError):
             return files.with_suffix(".log").read_text(errors="replace")[-20_000:]

@@ -240,8 +240,7 @@ class OutputBuffer:
     def end(self) -> None:
         """Complete the lines at the end of the run."""
         with self._changed:
-            for (rank, stream), partial in sorted(self._partial.items()):
-                self._lines.append((rank, stream, _final(partial)))
+            self._lines += [(*key, _final(line)) for key, line in sorted(self._partial.items())]
             self._changed.notify_all()
 
     def pop_lines(self) -> list[OutputLine]:
