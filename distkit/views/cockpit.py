@@ -236,10 +236,10 @@ def _completed(events: Iterable[Event]) -> Iterable[tuple[int, str]]:
 
     The last operation of each rank is shown, so received tensors take precedence over sent ones.
     """
-    completed = [
-        e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype
-    ]
-    completed.sort(key=lambda e: e.op is not Op.SEND)
+    completed = sorted(
+        (e for e in events if e.state is State.COMPLETED and e.op not in COMPUTATION and e.dtype),
+        key=lambda e: e.op is not Op.SEND,
+    )
     return ((e.rank, f"{e.rank}.{e.seq}") for e in completed)
 
 
@@ -397,10 +397,11 @@ class Cockpit(Timeline):
         self.sources, self.steps = steps.pop("sources"), steps
         super().__init__(source)
         self.on_msg(self._handle_message)
-        threads = self._step_thread, self._seek_thread, self._notifier
         self._unsubscribes = (
             source.watch(self._notifier.notify),
-            *(thread.close for thread in threads),
+            self._step_thread.close,
+            self._seek_thread.close,
+            self._notifier.close,
         )
 
     # -- to the browser -----------------------------------------------------------

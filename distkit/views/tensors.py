@@ -160,8 +160,9 @@ def _compare(trace: EventLog, group: list[Span]) -> tuple[list[Json], dict[int, 
         ends = {s.rank: s.before if s.op is Op.SEND else s.after for s in group}
         return _verdict(trace, ends, "", expected=True)
     inputs, _ = _verdict(trace, {s.rank: s.before for s in group}, "before: ", expected=False)
-    after = {s.rank: s.after for s in group}
-    results, differing = _verdict(trace, after, "after: ", expected=op in AGREEING)
+    results, differing = _verdict(
+        trace, {s.rank: s.after for s in group}, "after: ", expected=op in AGREEING
+    )
     return inputs + results, differing
 
 

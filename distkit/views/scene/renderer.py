@@ -259,8 +259,7 @@ def _color(value: str | float, lane: int) -> str | float:
 
 def keyframe_at(picture: Json, time: float) -> int:
     """Return the index of the last keyframe that has ended, or -1 if none has."""
-    ends = [keyframe["end"] for keyframe in picture["keyframes"] if keyframe["end"] is not None]
-    return bisect_right(ends, time) - 1
+    return bisect_right([k["end"] for k in picture["keyframes"] if k["end"] is not None], time) - 1
 
 
 def cut(text: str, width: float, size: float) -> str:

@@ -71,14 +71,20 @@ def unequal(a: Summary, b: Summary) -> list[int]:
     >>> unequal(Summary((1.0, 2.0), 1, 1, 2, 2), Summary((1.0, 3.0), 1, 1, 3, 2))
     [1]
     """
-    pairs = enumerate(zip(a.values, b.values, strict=False))
-    return [i for i, (x, y) in pairs if x != y and not (math.isnan(x) and math.isnan(y))]
+    return [
+        i
+        for i, (x, y) in enumerate(zip(a.values, b.values, strict=False))
+        if x != y and not (math.isnan(x) and math.isnan(y))
+    ]
 
 
 def distance(a: Summary, b: Summary) -> float:
     """Return the largest difference between values at the same position; NaN if none is finite."""
-    pairs = zip(a.values, b.values, strict=False)
-    differences = [abs(x - y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    differences = (
+        abs(x - y)
+        for x, y in zip(a.values, b.values, strict=False)
+        if math.isfinite(x) and math.isfinite(y)
+    )
     return max(differences, default=math.nan)
 
 

@@ -127,8 +127,11 @@ class ServerHistory:
     @cached_property
     def registered(self) -> dict[int, float]:
         """The time when each node registered [s]."""
-        registrations = (r for r in self.requests if r.span.op is Op.REGISTER)
-        return {r.node: r.arrived for r in registrations if r.arrived is not None}
+        return {
+            r.node: r.arrived
+            for r in self.requests
+            if r.span.op is Op.REGISTER and r.arrived is not None
+        }
 
     @cached_property
     def quorum(self) -> int:
@@ -186,8 +189,14 @@ def _updates(spans: Iterable[Span], roles: dict[int, str]) -> Iterator[Update]:
             staleness = dict(
                 zip(fields.get("workers", ()), fields.get("stale_by", ()), strict=False)
             )
-            server_key = server, key_name(fields["key"])
-            yield Update(server_key, fields["version"], s.start, s.end, staleness, s.after)
+            yield Update(
+                (server, key_name(fields["key"])),
+                fields["version"],
+                s.start,
+                s.end,
+                staleness,
+                s.after,
+            )
 
 
 def _mark_dropped(requests: list[Request], replies: list[Span | None]) -> None:
@@ -230,8 +239,12 @@ def _fill_inboxes(history: ServerHistory) -> None:
         if r.span.op is Op.PUSH and r.arrived is not None and not (r.refused or r.dropped)
     ]
     history.gradients = [r for _, r in sorted(accepted, key=itemgetter(0))]
-    inboxes = grouped(history.gradients, lambda g: (g.server_key, g.node))
-    queues = {source: deque(gradients) for source, gradients in inboxes.items()}
+    queues = {
+        source: deque(gradients)
+        for source, gradients in grouped(
+            history.gradients, lambda g: (g.server_key, g.node)
+        ).items()
+    }
     for u in history.updates:
         for worker in u.staleness:
             if queue := queues.get((u.server_key, worker)):

@@ -72,8 +72,7 @@ def to_svg(picture: Json) -> str:
     >>> to_svg(Columns(EventLog()).picture(MAX_BARS)).startswith("<svg ")
     True
     """
-    limits = (int(MAX_BARS * 0.75**n) for n in range(11))
-    return svg.fitting(_document(picture, limit) for limit in limits)
+    return svg.fitting(_document(picture, int(MAX_BARS * 0.75**n)) for n in range(11))
 
 
 def _document(picture: Json, limit: int) -> str:
