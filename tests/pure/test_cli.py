@@ -184,9 +184,16 @@ def test_lab_without_a_checkout_explains_where_to_get_notebooks(
     assert output.endswith("distkit lab notebooks\n") and executed == []
 
 
-@pytest.mark.parametrize("missing", ["notebook", "jupyterlab"])
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        ("notebook", "no.ipynb: notebook or folder not found"),
+        ("jupyterlab", "pip install jupyterlab"),
+    ],
+)
 def test_lab_names_missing_packages(
     missing: str,
+    remedy: str,
     executed: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -194,11 +201,7 @@ def test_lab_names_missing_packages(
     if missing == "jupyterlab":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["lab", "no.ipynb"]) == 1
-    remedy = {
-        "notebook": "no.ipynb: notebook or folder not found",
-        "jupyterlab": "pip install jupyterlab",
-    }
-    assert remedy[missing] in capsys.readouterr().err
+    assert remedy in capsys.readouterr().err
     assert executed == []
 
 
