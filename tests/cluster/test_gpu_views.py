@@ -81,8 +81,7 @@ def test_gpu_call_records_device_stream_memory_and_time(ranks: int) -> None:
     assert span.after.values[0] == ranks
     if ranks == 1:
         assert 0 < span.attributes["device_seconds"] < 10
-    picture = Columns(run.trace).picture()
-    assert all(bar["gpu"].startswith(DEVICE) for bar in picture["bars"])
+    assert all(bar["gpu"].startswith(DEVICE) for bar in Columns(run.trace).picture()["bars"])
 
 
 @pytest.mark.gpu

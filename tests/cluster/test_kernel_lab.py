@@ -43,8 +43,7 @@ def test_kernel_can_be_interrupted_and_restarted_with_open_widgets(
     lab: Any, tab: Any, state: str, action: str
 ) -> None:
     page, (program, selector) = tab.page, STATES[state]
-    name = f"kernel-{state}-{action}.ipynb"
-    open_notebook(lab, page, name, SETUP, program, AFTER, STOP)
+    open_notebook(lab, page, f"kernel-{state}-{action}.ipynb", SETUP, program, AFTER, STOP)
     run_cell(page, 0)
     text = page.locator(".jp-OutputArea-output", has_text="kernel-pid").inner_text()
     kernel = psutil.Process(int(text.partition("kernel-pid")[2]))

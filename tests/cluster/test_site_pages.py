@@ -47,8 +47,7 @@ def pages(
     wait_until(lambda: all(map(Path.exists, ended)), timeout=250)  # on other workers
     if not executed.joinpath(FIRST.name).exists():
         assert not tool.run(FIRST, executed / FIRST.name)
-    built = tool.build(tmp_path_factory.mktemp("site"), executed)
-    return {path.stem: path for path in built}
+    return {path.stem: path for path in tool.build(tmp_path_factory.mktemp("site"), executed)}
 
 
 def test_links_are_valid_and_no_external_resources_load(pages: dict[str, Path]) -> None:
@@ -109,8 +108,7 @@ def lesson(path: Path, *sources: str, picture: str = "") -> Path:
     """Write a notebook whose last cell shows ``picture``, if any."""
     cells = [*map(nbformat.v4.new_code_cell, sources)]
     if picture:
-        shown = nbformat.v4.new_output("display_data", {"image/svg+xml": picture})
-        cells[-1].outputs = [shown]
+        cells[-1].outputs = [nbformat.v4.new_output("display_data", {"image/svg+xml": picture})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     return path
 

@@ -416,8 +416,8 @@ def test_race_with_a_receive_from_any_source_is_explained():
 
 
 def test_shape_mismatch_that_crashes_a_rank_is_explained():
-    sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]])
-    (f,) = diagnose(died(sim.run(2).live(), 1, "signal SIGABRT"))
+    sim = Simulation([[send(1, 3, nbytes=400, shape=(100,))], [recv(0, 7)]]).run(2)
+    (f,) = diagnose(died(sim.live(), 1, "signal SIGABRT"))
     assert f.kind == "wrong_tensor"
     assert "Rank 1 failed because of it (signal SIGABRT)." in f.message
 
@@ -467,8 +467,13 @@ def test_rank_that_raised_is_the_cause():
 def test_ranks_with_equal_errors_share_a_finding():
     trace = Simulation([[all_reduce(4)], [], [], []]).run().released()
     for rank in (1, 2):
-        text = f"ValueError: boom of <object at 0x{rank}f>"
-        trace = ended(trace, rank, how="raised", text=text, where=line(7))
+        trace = ended(
+            trace,
+            rank,
+            how="raised",
+            text=f"ValueError: boom of <object at 0x{rank}f>",
+            where=line(7),
+        )
     trace = ended(trace, 0, how="raised", text="RuntimeError: Connection closed by peer")
     (f,) = diagnose(trace)
     assert (f.culprits, f.waiting) == ((1, 2), (0,))
@@ -646,8 +651,7 @@ class ProgramGenerator:
         )
         group = self.random.choice(["world", *self.groups])
         members = self.groups.get(group, range(self.n))
-        rooted = op in (Op.BROADCAST, Op.REDUCE)
-        peer = self.random.choice(list(members)) if rooted else None
+        peer = self.random.choice(list(members)) if op in (Op.BROADCAST, Op.REDUCE) else None
         attributes = self.random.choice([{}, {"reduction": "max"}]) if op is Op.ALL_REDUCE else {}
         branches = self.random.choice([1, 2])  # if rank == …: … else: …
         for r in members:

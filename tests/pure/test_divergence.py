@@ -81,8 +81,9 @@ def test_loop_that_a_rank_never_enters_is_named():
 
 def test_branches_of_one_condition_do_not_diverge():
     text = "if rank == 0:\n    all_reduce(x)\nelse:\n    all_reduce(y)\nbarrier()\n"
-    rows = [[all_reduce(2), BARRIER], [all_reduce(4)], [all_reduce(4), BARRIER]]
-    f = first_finding(*rows, source=text)
+    f = first_finding(
+        [all_reduce(2), BARRIER], [all_reduce(4)], [all_reduce(4), BARRIER], source=text
+    )
     assert (f.kind, f.culprits) == ("missing_barrier", (1,))
 
 
@@ -205,8 +206,10 @@ def test_silent_except_and_no_sync_are_exits():
         "for x in xs:\n    try:\n        step(x)\n    except OSError:\n        log()\n"
         "    with net.no_sync():\n        step(x)\n    while y:\n        break\n"
     )
-    exits = [e.text for e in Program({"a.py": text}).exits(["a.py:3"])]
-    assert exits == ["except OSError", "with net.no_sync()"]
+    assert [e.text for e in Program({"a.py": text}).exits(["a.py:3"])] == [
+        "except OSError",
+        "with net.no_sync()",
+    ]
 
 
 # -- fingerprints of collectives ------------------------------------------------------------

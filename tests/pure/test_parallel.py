@@ -95,9 +95,8 @@ def test_every_rank_has_a_unique_position() -> None:
 def test_state_sizes_of_llama_3_8b_match_the_formula() -> None:
     n = LLAMA_3_8B.parameters
     unsharded = States.of(n)
-    parts = unsharded.parameters, unsharded.gradients
-    assert [round(part / GIB, 3) for part in parts] == [14.957] * 2
-    assert round(unsharded.optimizer / GIB, 3) == 59.828
+    parts = unsharded.parameters, unsharded.gradients, unsharded.optimizer
+    assert [round(part / GIB, 3) for part in parts] == [14.957, 14.957, 59.828]
     sharded = [States.of(n, ranks=8, stage=stage) for stage in range(4)]
     assert [s.total for s in sharded] == [
         unsharded.total,
@@ -135,8 +134,9 @@ def test_activations_match_korthikanti_et_al(name: str) -> None:
         ("full", t, False): 2,
     }
     for (recompute, tensor, sequence), expected in table.items():
-        found = of(recompute=recompute, tensor=tensor, sequence_parallel=sequence)
-        assert found == pytest.approx(expected, rel=1e-12)
+        assert of(recompute=recompute, tensor=tensor, sequence_parallel=sequence) == pytest.approx(
+            expected, rel=1e-12
+        )
     saved = 1 - of(recompute="selective") / of(recompute="none")
     published = {"175B": 0.70, "530B": 0.65}  # section 5
     assert saved == pytest.approx(published.get(name, saved), abs=0.005)
@@ -171,8 +171,9 @@ def test_pipeline_reduces_parameters_but_not_activations() -> None:
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 1), (4, 4), (4, 16)])
 def test_simulated_bubble_equals_the_formula(name: str, p: int, m: int) -> None:
     trace = pipeline(p, m, 1.0, 2.0, 0, Network(Link(0, 0)), order=name)
-    expected = PIPELINES[name].bubble_fraction(p, m)
-    assert idle(trace) == pytest.approx(dict.fromkeys(range(p), expected))
+    assert idle(trace) == pytest.approx(
+        dict.fromkeys(range(p), PIPELINES[name].bubble_fraction(p, m))
+    )
 
 
 def test_idle_time_of_an_unmarked_run_raises() -> None:

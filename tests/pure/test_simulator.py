@@ -103,10 +103,9 @@ def test_matchings_contain_every_transfer_once(n: int, seed: int) -> None:
 
 
 def test_network_card_of_a_host_is_shared() -> None:
-    inside, between = Link(0, 0.1), Link(0, 1)
+    network = Network.hosts(2, 4, inside=Link(0, 0.1), between=Link(0, 1))
     src, dst = np.array([0, 1, 2]), np.array([4, 5, 3])  # two messages leave host 0, one stays
-    times = Network.hosts(2, 4, inside, between).seconds(src, dst, [7, 7, 7])
-    assert times == pytest.approx([14, 14, 0.7])
+    assert network.seconds(src, dst, [7, 7, 7]) == pytest.approx([14, 14, 0.7])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
@@ -146,8 +145,9 @@ def test_pipeline_bubble_equals_the_formula(order: str, stages: int, microbatche
     assert trace.seconds == pytest.approx(3 * (microbatches + stages - 1))
     assert len(trace.messages) == 2 * (stages - 1) * microbatches
     assert all(m.sent is not None and m.received is not None for m in trace.messages)
-    bubble = 1 - 3 * microbatches / trace.seconds
-    assert bubble == pytest.approx(PIPELINES[order].bubble_fraction(stages, microbatches))
+    assert 1 - 3 * microbatches / trace.seconds == pytest.approx(
+        PIPELINES[order].bubble_fraction(stages, microbatches)
+    )
 
 
 @pytest.mark.parametrize("order", ["interleaved", "zero_bubble"])

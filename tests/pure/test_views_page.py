@@ -42,8 +42,7 @@ class Page(HTMLParser):
         return json.loads(self.scripts["pictures"])
 
     def picture(self, view="timeline", run=0):
-        encoded = self.data[f"{view}{run}"]["json"]
-        return json.loads(zlib.decompress(base64.b64decode(encoded)))
+        return json.loads(zlib.decompress(base64.b64decode(self.data[f"{view}{run}"]["json"])))
 
     def length(self, name):
         """Return the length of one of the timeline's arrays."""

@@ -197,8 +197,9 @@ def test_history_matches_the_server(workers, rule, steps) -> None:
 
 
 def test_sync_pulls_wait_for_all_gradients() -> None:
-    steps = [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)]
-    trace = record_server(3, Synchronous(), steps).trace()
+    trace = record_server(
+        3, Synchronous(), [("push", 0), ("pull", 0), ("push", 1), ("pull", 1)]
+    ).trace()
     run = project(trace)
     assert (version(run, run.end), waiting_gradients(run, run.end)) == (0, [(0, 0), (1, 0)])
     pulls = [(r.arrived, r.answered, r.node) for r in run.history.requests if r.blocked]
@@ -270,8 +271,10 @@ def test_backup_worker_drops_the_last_gradient() -> None:
         "An update applies the first 2 gradients of a round."
     )
     assert details(run, "push")[-1].startswith("computed from v0: too late, not counted")
-    late = [u.staleness for u in run.history.updates]
-    assert (waiting_gradients(run, run.end), late) == ([], [{0: 0, 1: 0}])
+    assert (waiting_gradients(run, run.end), [u.staleness for u in run.history.updates]) == (
+        [],
+        [{0: 0, 1: 0}],
+    )
     assert verdicts(run.history)[0]["text"].startswith("no gradient was stale: 2 of 2 gradients")
 
 

@@ -259,8 +259,11 @@ def test_initial_weights_are_broadcast_from_rank_0() -> None:
 
 
 def test_shards_are_equal_and_disjoint() -> None:
-    shards = dk.run_ranks(lambda: dk.data.shard(torch.arange(11))[0].tolist(), 3).results
-    assert shards == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert dk.run_ranks(lambda: dk.data.shard(torch.arange(11))[0].tolist(), 3).results == [
+        [0, 3, 6],
+        [1, 4, 7],
+        [2, 5, 8],
+    ]
 
 
 def test_digits_equal_scikit_learns() -> None:

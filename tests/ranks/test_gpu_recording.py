@@ -88,7 +88,6 @@ def test_captured_calls_are_marked_as_captured() -> None:
         with standin.capture():  # which fails if the device is queried
             dist.all_reduce(x, group=group)
 
-    run = on_device(program)
-    spans = [s for s in run.trace.spans if s.op == "all_reduce"]
+    spans = [s for s in on_device(program).trace.spans if s.op == "all_reduce"]
     assert len(spans) == 2
     assert all(s.attributes["captured"] and s.before is s.after is None for s in spans)

@@ -23,8 +23,7 @@ def model() -> nn.Module:
 
 
 def batch(rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, rows, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(2, rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return x[0], x[1]
 
 

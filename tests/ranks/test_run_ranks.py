@@ -65,8 +65,7 @@ def test_missing_rank_does_not_block_the_start() -> None:
 
 
 def test_module_that_the_call_names_is_imported_before_its_ranks_are_forked() -> None:
-    run = dk.run_ranks(lambda: "torch.distributed.tensor" in sys.modules, 2)
-    assert run.results == [True, True]
+    assert dk.run_ranks(lambda: "torch.distributed.tensor" in sys.modules, 2).results == [True] * 2
 
 
 def test_arguments_and_closures_are_pickled() -> None:
@@ -293,7 +292,9 @@ def test_ranks_are_killed_at_the_time_limit() -> None:
 
 
 def test_raw_results_are_bytes() -> None:
-    run = dk.run_ranks(lambda: f"rank {dist.get_rank()}".encode(), 2, raw=True)
-    assert run.results == [b"rank 0", b"rank 1"]
+    assert dk.run_ranks(lambda: f"rank {dist.get_rank()}".encode(), 2, raw=True).results == [
+        b"rank 0",
+        b"rank 1",
+    ]
     with pytest.raises(dk.errors.RankError, match="bytes-like object is required, not 'int'"):
         dk.run_ranks(dist.get_rank, 2, raw=True)

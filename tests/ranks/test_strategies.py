@@ -98,8 +98,7 @@ def test_batch_with_fewer_rows_than_replicas_counts_only_its_rows() -> None:
 
 
 def test_training_step_uses_two_all_reduces_and_two_all_gathers() -> None:
-    spans = run_ranks(train, 2, MirroredStrategy()).trace.spans
-    ops = [s.op for s in spans if s.rank == 0]
+    ops = [s.op for s in run_ranks(train, 2, MirroredStrategy()).trace.spans if s.rank == 0]
     steps = 6
     assert ops.count("all_reduce") == 2 * steps  # gradients, and the loss
     assert ops.count("all_gather") == 2 * steps + 1

@@ -51,8 +51,7 @@ def never_received() -> None:
 def test_blocked_request_names_the_waiting_line() -> None:
     with pytest.raises(dk.errors.DeadlockError) as caught:
         dk.run_ranks(never_received, 2)
-    trace = caught.value.run.trace
-    blocked = {e.rank: e for e in trace.events if e.state is State.BLOCKED}
+    blocked = {e.rank: e for e in caught.value.run.trace.events if e.state is State.BLOCKED}
     file, line = blocked[0].where.rsplit(":", 1)
     assert blocked[0].attributes["waits_at"] == f"{file}:{int(line) + 2}"
     assert "waits_at" not in blocked[1].attributes  # one call, one line
