@@ -63,7 +63,7 @@ function body(rank, now, last, scale, store) {
 }
 
 // The reason for a rank's state; with three or more cards, only the ranks that it waits for.
-function reason({ reason: full, waits }, store) {
+function reason({ reason: full, waits = [] }, store) {
   if (!waits.length || store.frame.lanes.length < 3) return full;
   return `waits for ${waits.map((rank) => store.name(rank)).join(", ")}`;
 }
