@@ -99,7 +99,7 @@ def _chip(
 def status(supervisor: Supervisor) -> Status:
     """Return the current status of the cluster."""
     plan, processes, run = supervisor.plan, supervisor.processes, supervisor.run
-    busy = supervisor.stage == "ready" and run and run.unfinished
+    busy = supervisor.stage == "ready" and run and run.unfinished and not run.stepped
     return Status(
         f"distkit cluster: {plan.description}",
         supervisor.failure

@@ -86,7 +86,7 @@ def test_outputs_have_a_notice_after_the_kernel_dies(lab: Any, tab: Any) -> None
         run_cell(page, cell)
     cards, views = page.locator(".distkit-card"), page.locator(".distkit-timeline")
     cards.nth(1).locator("li", has_text="rank 1").wait_for()
-    cards.locator("b", has_text="ready").nth(1).wait_for()
+    cards.locator("b", has_text="running").nth(1).wait_for()
     assert page.locator(".dk-ended").count() == 0
     page.evaluate("() => { jupyterapp.shell.currentWidget.content.activeCellIndex = 3; }")
     command(page, "notebook:run-cell")
