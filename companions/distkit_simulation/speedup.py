@@ -321,13 +321,11 @@ def plot_prediction(
 
 
 def _summary(prediction: Row, measured: Sequence[float], faster: Sequence[int]) -> str:
-    """Describe the predicted and measured speedup, and the numbers of ranks that pay off."""
+    """Describe the predicted and measured speedup, and the predictions above 1."""
     actual = f", measured {measured[-1]:.2f}" if measured else ""
     ranks = count(prediction["ranks"], "rank")
-    paying = (
-        f"{joined([*map(str, faster)])} ranks pay off" if faster else "more ranks do not pay off"
-    )
-    return f"{ranks}: predicted {prediction['predicted']:.2f}{actual}; {paying}"
+    above = f"{joined([*map(str, faster)])} ranks" if faster else "none"
+    return f"{ranks}: predicted {prediction['predicted']:.2f}{actual}; predicted above 1: {above}"
 
 
 def _style(
