@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 from distkit._format import count, human_seconds
 from distkit.events import COMPUTATION, P2P, Op, Span, Summary
@@ -52,8 +54,10 @@ def draw(trace: EventLog, *, live: bool = False, max_values: int = MAX_VALUES) -
         shape: largest(v for group in groups for x in _summaries(group) for v in x.values)
         for shape, groups in grouped(shown, lambda group: group[0].shape).items()
     }
+    sends = grouped((s for s in trace.spans if s.before and s.op is Op.SEND), attrgetter("rank"))
     drawn = [
-        _operation(scene, n, trace, group, scales[group[0].shape]) for n, group in enumerate(shown)
+        _operation(scene, n, trace, group, scales[group[0].shape], _next_send(group[-1], sends))
+        for n, group in enumerate(shown)
     ]
     scene.height = max((height for *_, height in drawn), default=0)
     last = max(0.0, len(drawn) - 1.0)
@@ -93,6 +97,15 @@ def operations(trace: EventLog) -> list[list[Span]]:
     return sorted(groups, key=lambda g: min((s.op is Op.RECV, s.start) for s in g))
 
 
+def _next_send(s: Span, sends: dict[int, list[Span]]) -> Span | None:
+    """Return the next send of a tensor of the same shape by the rank that received one."""
+    if s.op is not Op.RECV or s.end is None:
+        return None
+    own = sends.get(s.rank, [])
+    later = own[bisect_left(own, s.end, key=attrgetter("start")) :]
+    return next((x for x in later if x.shape == s.shape), None)
+
+
 def _summaries(group: list[Span]) -> list[Summary]:
     """Return the drawn summaries of an operation."""
     return [x for s in group[:MAX_RANKS] for x in (s.before, _after(s)) if x]
@@ -116,7 +129,7 @@ def _notices(groups: Sequence[object], recorded: list[list[Span]], shown: int) -
 
 
 def _operation(
-    scene: Scene, n: int, trace: EventLog, group: list[Span], scale: float
+    scene: Scene, n: int, trace: EventLog, group: list[Span], scale: float, later: Span | None
 ) -> tuple[Json, list[object], float]:
     """Draw an operation; return its keyframe, its row in the list, and its height."""
     first, summaries = group[0], _summaries(group)
@@ -124,11 +137,12 @@ def _operation(
     tensor = f"{first.dtype} {list(first.shape)}" if first.dtype else ""
     size, values = max((s.size, len(s.values)) for s in summaries)
     part = f"{values} of {count(size, 'value')}, evenly spaced" if values < size else ""
+    when = f"at {human_seconds(first.start - trace.start)}"
     keyframe = {
         "begin": float(n),
         "end": float(n),
         "caption": _title(trace, first),
-        "details": dotted([tensor, part, f"at {human_seconds(first.start - trace.start)}"]),
+        "details": dotted([tensor, part, when]),
         "where": clean(first.where.rpartition("/")[2]),
         "verdicts": verdicts,
     }
@@ -136,8 +150,8 @@ def _operation(
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
     others = list(differing)[:MAX_RANKS] if wrong else []
     marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
-    row = [n, ranks, keyframe["caption"], "", "≠" if wrong else "", marks, 0]
-    return keyframe, row, _table(scene, n, trace, group, scale, differing)
+    row = [n, ranks, keyframe["caption"], f" {when}", "≠" if wrong else "", marks, 0]
+    return keyframe, row, _table(scene, n, trace, group, scale, differing, later)
 
 
 def _title(trace: EventLog, first: Span) -> str:
@@ -216,8 +230,9 @@ def _table(
     group: list[Span],
     scale: float,
     differing: dict[int, list[int]],
+    later: Span | None,
 ) -> float:
-    """Draw the table of an operation; return its bottom edge."""
+    """Draw the table of an operation, with the receiver's next send; return its bottom edge."""
     drawn = group[:MAX_RANKS]
     lanes = {rank: lane for lane, rank in enumerate(trace.ranks)}
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
@@ -228,6 +243,11 @@ def _table(
     rows = {"before": before, "after": after}
     if group[0].op in P2P:  # a single row, with the sent and the received tensor
         rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
+    if later:
+        rows["sends next"] = [
+            *[Cell(None, missing="")] * (len(drawn) - 1),
+            _cell(later.before, later),
+        ]
     shown = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
     for i, (when, cells) in enumerate(shown):
         table.row(when, [], cells, scale, scaled=not i)

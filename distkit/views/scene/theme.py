@@ -65,7 +65,7 @@ WORK_DARK = {"": "#8694A3", "F": "#A9A4FF", "B": "#B5D16A", "I": "#D3E4A0", "W":
 #: Colors of tensor values: the largest magnitudes and zero. They differ from the first rank colors.
 VALUES_LIGHT, VALUES_DARK = (
     {"positive": "#a58800", "negative": "#6f45d0", "zero": "#f5f5f6"},
-    {"positive": "#f2d23c", "negative": "#b39dff", "zero": "#262626"},
+    {"positive": "#ffe14d", "negative": "#c3b2ff", "zero": "#262626"},
 )
 
 #: Colors of text on white paper, for the static renderers; colors of dark paper and its text.

@@ -114,11 +114,6 @@ def figure(x: float | str | None, digits: int = 3) -> str:
     return (f"{x:,.0f}" if 1000 <= abs(x) < 1e6 else f"{x:.{digits}g}").replace("-", "−")
 
 
-def decimals(x: float) -> str:
-    """Format a number with two decimals."""
-    return f"{x:.2f}".replace("-", "−")
-
-
 def format_values(s: Summary | None) -> str:
     """Format the values of a small tensor; return "" if it is large or missing.
 
@@ -371,7 +366,9 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
     """
     alternatives = [[figure(v, digits) for v in values] for digits in (3, 2)]
     if largest(v for v in values if not isinstance(v, str)) >= MIN_DECIMAL:
-        alternatives.append([figure(v) if isinstance(v, str) else decimals(v) for v in values])
+        alternatives.append(
+            [figure(v) if isinstance(v, str) else f"{v:.2f}".replace("-", "−") for v in values]
+        )
     for numbers in alternatives:
         fitting_size = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
         size = round(min(MAX_SIZE, fitting_size, height + 0.5), 1)
@@ -395,12 +392,12 @@ def shade(v: float | str, max_magnitude: float) -> tuple[str, float] | None:
     The opacity grows with the square root of the magnitude, so that small values remain visible.
 
     >>> shade(-0.5, 2.0), shade(0.0, 2.0), shade("nan", 2.0)
-    (('negative', 0.6), None, ('odd', 0))
+    (('negative', 0.7), None, ('odd', 0))
     """
     if isinstance(v, str):
         return "odd", 0
     level = round(SHADES * math.sqrt(min(1.0, abs(v) / max_magnitude))) if max_magnitude else 0
-    return ("negative" if v < 0 else "positive", 0.3 + 0.6 * level / SHADES) if level else None
+    return ("negative" if v < 0 else "positive", 0.45 + 0.5 * level / SHADES) if level else None
 
 
 @cached_drawing
