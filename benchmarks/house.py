@@ -28,7 +28,7 @@ class Line(NamedTuple):
 LINES = {
     "distkit": Line(826, 900),
     "distkit/algorithms": Line(1_089, 1_300),
-    "distkit/cluster": Line(3_092, 3_000),
+    "distkit/cluster": Line(3_090, 3_000),
     "distkit/diagnosis": Line(1_703, 1_800),
     "distkit/kvstore": Line(1_637, 1_700),
     "distkit/recording": Line(1_538, 1_600),
@@ -39,10 +39,10 @@ LINES = {
     "companions/distkit_experiments": Line(772, 800),
     "companions/distkit_hosts": Line(3_184, 3_200),
     "companions/distkit_parallel": Line(576, 600),
-    "companions/distkit_simulation": Line(1_314, 1_400),
+    "companions/distkit_simulation": Line(1_311, 1_400),
     "companions/distkit_strategies": Line(1_691, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_420, 16_000),
+    "tests": Line(16_418, 16_000),
     "tests/stress": Line(3_539, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
@@ -50,9 +50,9 @@ LINES = {
 NON_PRODUCT = ("tests", "benchmarks")
 #: Limits and targets of sums and other counts.
 TOTALS = {
-    "all of distkit": Line(14_433, 15_000),
-    "the whole product": Line(24_889, 25_000),
-    "lines of JavaScript": Line(4_007, 4_300),
+    "all of distkit": Line(14_431, 15_000),
+    "the whole product": Line(24_884, 25_000),
+    "lines of JavaScript": Line(3_978, 4_300),
     "files in distkit": Line(145, 150),
     "names at the top level": Line(27, 23),
 }

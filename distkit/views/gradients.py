@@ -16,7 +16,7 @@ from distkit._format import count
 from distkit.events import Summary
 from distkit.trace.log import EventLog
 from distkit.trace.training import ByRank, Step, Training, mean_loss, read, shares_of
-from distkit.views.scene.frame import Json, clean, facts, name, omissions
+from distkit.views.scene.frame import Json, clean, dotted, facts, name, omissions
 from distkit.views.scene.marks import Scene, line, path, picture, rect, text, title
 from distkit.views.scene.renderer import cut, thinned
 from distkit.views.scene.values import (
@@ -366,13 +366,14 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
     note = f"values of {len(shown):,} of {count(total, 'step')}" if len(shown) < total else ""
-    loss = {n: mean_loss(step) for n, step in training.steps.items() if step.reports}
-
-    def caption(n: int) -> str:
-        """Return a step's loss; the clock shows its number if every step is drawn."""
-        known = [f"mean loss {figure(loss[n])}"] if n in loss else []
-        return ", ".join([*[f"step {n + 1}"] * bool(note or not known), *known])
-
+    loss = {
+        n: f"mean loss {figure(mean_loss(step))}"
+        for n, step in training.steps.items()
+        if step.reports
+    }
+    captions = [  # the clock shows the number of a step if every step is drawn
+        dotted([f"step {n + 1}" * bool(note or n not in loss), loss.get(n, "")]) for n in shown
+    ]
     hint = (
         "waiting for the first step"
         if live
@@ -400,8 +401,8 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
         opening=last if live else 0.0,
         max_height=max(340, scene.height),
         keyframes=[
-            {"begin": float(k), "end": float(k), "caption": caption(n), "details": note}
-            for k, n in enumerate(shown)
+            {"begin": float(k), "end": float(k), "caption": caption, "details": note}
+            for k, caption in enumerate(captions)
         ],
         stills=[[0, scene.height]] if shown else [],
         side=side.plain() if curves else None,

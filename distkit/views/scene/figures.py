@@ -219,10 +219,8 @@ def advance(steps: Sequence[T]) -> Iterator[T]:
     from IPython.display import display
 
     bar = display({"text/html": ""}, raw=True, display_id=True)
-    try:
-        for done, step in enumerate(steps):
-            html = f'<progress max="{len(steps)}" value="{done}"></progress>'
-            bar.update({"text/html": html, "text/plain": f"{done} of {len(steps)}"}, raw=True)
-            yield step
-    finally:
-        bar.update({"text/html": "", "text/plain": ""}, raw=True)
+    for done, step in enumerate(steps):
+        html = f'<progress max="{len(steps)}" value="{done}"></progress>'
+        bar.update({"text/html": html, "text/plain": f"{done} of {len(steps)}"}, raw=True)
+        yield step
+    bar.update({"text/html": "", "text/plain": ""}, raw=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,11 +131,12 @@ def project(trace: EventLog, live: bool = False) -> ServerProjection:
 def _start(trace: EventLog, history: ServerHistory) -> float:
     """Return when the last node starts to register; before that, all others only wait [s]."""
     registrations = [r for r in history.requests if r.span.op is Op.REGISTER]
-    complete = min((r.reply_sent for r in registrations if r.reply_sent is not None), default=None)
-    if complete is None:
-        return trace.start
-    starts = [r.span.start for r in registrations if r.span.start <= complete]
-    return max(starts, default=trace.start)
+    complete = min(
+        (r.reply_sent for r in registrations if r.reply_sent is not None), default=-math.inf
+    )
+    return max(
+        (r.span.start for r in registrations if r.span.start <= complete), default=trace.start
+    )
 
 
 def _rows(history: ServerHistory) -> dict[ServerKey, Row]:
@@ -259,10 +261,8 @@ def poster(run: ServerProjection) -> float:
     """
     updates = [u for u in run.history.updates if u.end is not None and u.end >= run.start]
     stale = [u for u in updates if any(u.staleness.values())]
-    if (time := opening(run)) > run.start:
-        return time
-    if not updates:
-        return run.end
+    if (time := opening(run)) > run.start or not updates:
+        return time if time > run.start else run.end
     ends = [u.end or run.end for u in stale or updates]
     in_flight = [(k.begin, k.end or run.end) for k in run.keyframes]
     return min(ends[:MAX_POSTERS], key=lambda t: sum(a < t < b for a, b in in_flight))
