@@ -155,18 +155,6 @@ def test_stop_ends_a_paused_run() -> None:
         assert time.monotonic() - start < 30
 
 
-def test_play_from_a_past_moment_replays_without_new_moments(usable: dk.Cluster) -> None:
-    def call_barriers() -> None:
-        for _ in range(6):
-            dist.barrier()
-
-    with usable.step(call_barriers) as stepper:
-        for _ in range(3):
-            stepper.next()
-        stepper.seek(0).play(speed=100)
-        assert (stepper.position, len(stepper.moments)) == (3, 4)
-
-
 def test_send_to_an_unknown_rank_raises(usable: dk.Cluster) -> None:
     with pytest.raises(
         dk.errors.RankError, match="rank 7 does not exist; the group has ranks 0 to 2"
