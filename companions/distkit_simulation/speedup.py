@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distkit._format import count, joined
+from distkit._format import count, human_seconds
 from distkit.algorithms.sgd import sync_sgd_step
+from distkit.recording.recorder import mark
 from distkit.views.scene import figures
 from distkit.views.scene.theme import GRAY, rank_color
 from distkit_simulation import cost
@@ -103,16 +104,19 @@ def _measure_parts(
 
     The blocks of the parts alternate; the first block of each part is a warm-up.
     """
-    times = [{part: _block(f, steps) for part, f in actions.items()} for _ in range(blocks + 1)]
+    times = [
+        {part: _block(part, f, steps) for part, f in actions.items()} for _ in range(blocks + 1)
+    ]
     return {part: min(block[part] for block in times[1:]) for part in actions}
 
 
-def _block(action: Callable[[], Any], steps: int) -> float:
-    """Return the time per action on the slowest rank [s]."""
+def _block(part: str, action: Callable[[], Any], steps: int) -> float:
+    """Return the time per action on the slowest rank [s]; the block is marked in the trace."""
     dist.barrier()
     begin = time.perf_counter()
-    for _ in range(steps):
-        action()
+    with mark(f"block: {part}"):
+        for _ in range(steps):
+            action()
     seconds = torch.tensor((time.perf_counter() - begin) / steps, dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.item()
@@ -315,17 +319,20 @@ def plot_prediction(
         ]:
             axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
     measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
-    faster = [row["ranks"] for row in line if row["predicted"] > 1]
-    _style(axes, rank_counts, _summary(prediction, measurements, faster))
+    for number, dot in enumerate(dots, 1):
+        axes.annotate(str(number), dot, (7, -3), textcoords="offset points", fontsize=9)
+    _style(axes, rank_counts, _summary(prediction, measurements))
     return figure
 
 
-def _summary(prediction: Row, measured: Sequence[float], faster: Sequence[int]) -> str:
-    """Describe the predicted and measured speedup, and the predictions above 1."""
+def _summary(prediction: Row, measured: Sequence[float]) -> str:
+    """Describe the predicted and measured speedup, and the parts of the predicted step."""
     actual = f", measured {measured[-1]:.2f}" if measured else ""
-    ranks = count(prediction["ranks"], "rank")
-    above = f"{joined([*map(str, faster)])} ranks" if faster else "none"
-    return f"{ranks}: predicted {prediction['predicted']:.2f}{actual}; predicted above 1: {above}"
+    compute, sync = (human_seconds(prediction[part]) for part in ("compute", "sync"))
+    return (
+        f"{count(prediction['ranks'], 'rank')}: predicted speedup {prediction['predicted']:.2f}"
+        f"{actual}\npredicted step: {compute} compute + {sync} sync"
+    )
 
 
 def _style(

@@ -94,4 +94,6 @@ def test_plot_of_one_setting_shows_prediction_and_measurement() -> None:
     assert others.get_xydata().tolist() == [[2, 1.0]]
     assert this_run.get_xydata().tolist() == [[2, 2 * 2 / 5], [4, 2.0]]
     title = figure.axes[0].get_title(loc="left")
-    assert title == "2 ranks: predicted 0.89, measured 0.80; predicted above 1: 3 and 4 ranks"
+    assert title == (
+        "2 ranks: predicted speedup 0.89, measured 0.80\npredicted step: 2 s compute + 2.5 s sync"
+    )

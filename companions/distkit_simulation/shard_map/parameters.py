@@ -68,8 +68,12 @@ class Renderer:
     def picture(self, name: str) -> Json:
         """Return the picture for the SVG and browser renderers, with the title ``name``."""
         for rank, lane in self.lanes.items():
-            dot = rect(11, 11, "own", r=3, lane=lane)
-            self.scene.add(self._x(rank), 0, dot, text(f"rank {rank}", "small", x=17, y=9.5))
+            self.scene.add(
+                self._x(rank),
+                0,
+                rect(11, 11, "own", r=3, lane=lane),
+                text(f"rank {rank}", "small", x=17, y=9.5),
+            )
         for line, kind in enumerate(self.kinds):
             self._add_parameter(HEAD + line * self.line_height, kind)
         totals = (

@@ -99,8 +99,9 @@ class Renderer:
         used = Counter(s for steps in self.rows for rows in steps for s in rows)
         shared = self.plan.replicas if max(used.values(), default=1) > 1 else 1
         for replica, steps in enumerate(self.rows):
-            samples = [s for rows in steps for s in rows]
-            area = grid.area(samples, replica % shared / shared, 1 / shared)
+            area = grid.area(
+                [s for rows in steps for s in rows], replica % shared / shared, 1 / shared
+            )
             self.scene.add(0, 0, path(area, "own", lane=replica))
         self.scene.add(0, 0, *grid.labels())
 
