@@ -492,9 +492,17 @@ def table(data: Json, width: float) -> Scene:
             label = text(
                 format_metric(values[n], unit), "strong", y=14, size=0 if bar_width > 90 else 11
             )
-            bar = rect(size / maximum * bar_width, 4, "trace", y=19, lane=n)
-            scene.add(NAME_WIDTH + n * pitch, y, label, rect(bar_width, 4, "now", y=19), bar)
+            scene.add(
+                NAME_WIDTH + n * pitch,
+                y,
+                label,
+                rect(bar_width, 4, "now", y=19),
+                rect(size / maximum * bar_width, 4, "trace", y=19, lane=n),
+            )
         for n, value in enumerate(values[1:], 1):
-            multiple = text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end")
-            scene.add(NAME_WIDTH + n * pitch, y, multiple)
+            scene.add(
+                NAME_WIDTH + n * pitch,
+                y,
+                text(ratio(value, values[0]), "tick", x=bar_width, y=14, anchor="end"),
+            )
     return scene

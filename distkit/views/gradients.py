@@ -345,8 +345,9 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     step_values = max(1, min(layers, MAX_LAYERS)) * 64 * (len(ranks) + 2)
     shown = thinned(list(found.steps), max(2, MAX_VALUES // step_values))
     scene, side = Scene(WIDTH, 20), Scene(CURVE_WIDTH, 0)
-    tables = [_step(scene, k, trace, found, n) for k, n in enumerate(shown)]
-    scene.height = max(tables, default=scene.height)
+    scene.height = max(
+        (_step(scene, k, trace, found, n) for k, n in enumerate(shown)), default=scene.height
+    )
     named = [
         (
             "loss",
@@ -360,8 +361,14 @@ def draw(trace: EventLog, *, live: bool = False) -> Json:
     height = CURVE_HEIGHT if len(curves) > 1 else 2 * CURVE_HEIGHT
     steps = [n for _, lines, _ in curves for _, line in lines for n in line]
     for i, curve in enumerate(curves):  # all on the same axis
-        axis = min(steps), max(steps)
-        _curve(side, i * (height + CURVE_GAP), height, axis, *curve, [n + 1 for n in shown])
+        _curve(
+            side,
+            i * (height + CURVE_GAP),
+            height,
+            (min(steps), max(steps)),
+            *curve,
+            [n + 1 for n in shown],
+        )
     side.height = len(curves) * (height + CURVE_GAP)
     total, last = len(training.steps), max(0.0, len(shown) - 1.0)
     start = list(training.weights.get(0, {}).values())
@@ -433,8 +440,12 @@ def _step(scene: Scene, k: int, trace: EventLog, found: Gradients, n: int) -> fl
         if math.isfinite(layer.agreement):
             notes.append(f"mean cosine {figure(round(layer.agreement, 3))}")
             table.add(0, table.bottom + 4, title(AGREEMENT), rect(NAME_WIDTH, 44, "hover"))
-        cells = [*_cells(layer, ranks), *[_cell(layer.reference)] * compared]
-        table.row(clean(layer_name), notes, cells, layer.max_magnitude)
+        table.row(
+            clean(layer_name),
+            notes,
+            [*_cells(layer, ranks), *[_cell(layer.reference)] * compared],
+            layer.max_magnitude,
+        )
     return table.bottom
 
 

@@ -47,6 +47,9 @@ class Tensors(SceneView):
     values and, if not, which ranks differ and by how much. If a tensor has more than 64 elements,
     at most 64 evenly spaced elements are shown.
 
+    For a message, *sends next* is the tensor of the same shape that the receiver sends next, and
+    *adds* is its difference from the received one: in a reduce-scatter, the receiver's own values.
+
     Args:
         source: a :class:`~distkit.Trace`, or a run that has one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -106,6 +107,14 @@ def _next_send(s: Span, sends: dict[int, list[Span]]) -> Span | None:
     return next((x for x in later if x.shape == s.shape), None)
 
 
+def _difference(a: Summary, b: Summary | None) -> Summary | None:
+    """Return the values of ``a`` minus those of ``b``; None if they are equal or not complete."""
+    values = tuple(x - y for x, y in zip(a.values, b.values, strict=False)) if b else ()
+    if not any(values) or len(values) < a.size:
+        return None
+    return Summary(values, math.hypot(*values), min(values), max(values), a.size, a.sampled)
+
+
 def _summaries(group: list[Span]) -> list[Summary]:
     """Return the drawn summaries of an operation."""
     return [x for s in group[:MAX_RANKS] for x in (s.before, _after(s)) if x]
@@ -148,8 +157,7 @@ def _operation(
     }
     ranks = [name(trace.info, s.rank) for s in group[:MAX_RANKS]]
     wrong = any(v["expected"] and v["word"] == "different" for v in verdicts)
-    others = list(differing)[:MAX_RANKS] if wrong else []
-    marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in others]
+    marks = [[trace.ranks.index(r) % 8, str(r), ""] for r in [*differing][:MAX_RANKS] if wrong]
     row = [n, ranks, keyframe["caption"], f" {when}", "≠" if wrong else "", marks, 0]
     return keyframe, row, _table(scene, n, trace, group, scale, differing, later)
 
@@ -212,12 +220,8 @@ def _verdict(
     elif len(kinds) == 2 and len(differing) < 4:
         ranks = ", ".join(name(trace.info, rank) for rank in differing)
         sentence = f"{ranks} differ{'s' if len(differing) == 1 else ''} from the others"
-    sentence = (
-        f"{prefix}{sentence}, by up to {number(difference):g}"
-        if difference > 0
-        else prefix + sentence
-    )
-    return [{"word": "different", "expected": expected, "text": sentence}], differing
+    text = prefix + sentence + (f", by up to {number(difference):g}" if difference > 0 else "")
+    return [{"word": "different", "expected": expected, "text": text}], differing
 
 
 # -- the table -------------------------------------------------------------------------
@@ -238,16 +242,18 @@ def _table(
     heads: list[Head] = [(name(trace.info, s.rank), _role(trace, s), lanes[s.rank]) for s in drawn]
     height = 2 * TENSOR_HEIGHT if group[0].op in P2P else TENSOR_HEIGHT
     table = Table(scene, n, heads, NAME_WIDTH, WIDTH, height)
-    before = [_cell(s.before, s) for s in drawn]
-    after = [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn]
-    rows = {"before": before, "after": after}
+    rows = {
+        "before": [_cell(s.before, s) for s in drawn],
+        "after": [_cell(_after(s), s, differing.get(s.rank, ())) for s in drawn],
+    }
     if group[0].op in P2P:  # a single row, with the sent and the received tensor
-        rows = {"values": [b if b.summary else a for b, a in zip(before, after, strict=True)]}
-    if later:
-        rows["sends next"] = [
-            *[Cell(None, missing="")] * (len(drawn) - 1),
-            _cell(later.before, later),
-        ]
+        pairs = zip(*rows.values(), strict=True)
+        rows = {"values": [before if before.summary else after for before, after in pairs]}
+    if later and later.before:
+        blanks = [Cell(None, missing="")] * (len(drawn) - 1)
+        added = _difference(later.before, _after(group[-1]))
+        rows["adds"] = [*blanks, _cell(added, later)]
+        rows["sends next"] = [*blanks, _cell(later.before, later)]
     shown = [(when, cells) for when, cells in rows.items() if any(cell.summary for cell in cells)]
     for i, (when, cells) in enumerate(shown):
         table.row(when, [], cells, scale, scaled=not i)

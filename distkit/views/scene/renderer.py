@@ -181,8 +181,9 @@ def to_table(picture: Json) -> str:
             heading, details = keyframe["caption"], dotted([details, keyframe["details"]])
         if picture["keyframes"]:
             lines.append(f"{heading}  {details}".rstrip())
-        verdicts = _verdict_lines(keyframe)
-        lines += [f"  {line}" for line in (*verdicts, *_screen_reader_text(picture, time))]
+        lines += [
+            f"  {line}" for line in (*_verdict_lines(keyframe), *_screen_reader_text(picture, time))
+        ]
     return "\n  ".join([head, *filter(None, lines), *notice_lines(picture)])
 
 

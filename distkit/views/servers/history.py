@@ -341,8 +341,10 @@ def statuses(
         items[node].append(
             (time, until, Status("stopped" if how == "was stopped" else "ended", how))
         )
-    drawn = history.ranks_of("worker")[:MAX_WORKERS]
-    return {node: list(_status_intervals(items[node], names)) for node in drawn}
+    return {
+        node: list(_status_intervals(items[node], names))
+        for node in history.ranks_of("worker")[:MAX_WORKERS]
+    }
 
 
 def _status_intervals(
