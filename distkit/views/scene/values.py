@@ -356,18 +356,18 @@ def heat(
 def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[str], float]:
     """Return the values as text, and the font size.
 
-    The texts have three digits, two digits or two decimals, whichever fit first into the cells. If
-    none fit, or all values are too small for decimals, the list is empty.
+    The texts have three digits, two decimals (unless all values are too small) or two digits,
+    whichever fit first into the cells. If none fit, the list is empty.
 
     >>> fitting_numbers((0.0625, 1.0), 36, 20), fitting_numbers((0.0625, 1.0), 12, 20)[0]
-    ((['0.062', '1'], 9.1), [])
-    >>> fitting_numbers((-0.0625, 1.0), 36, 20)
-    (['−0.06', '1.00'], 9.1)
+    ((['0.06', '1.00'], 11.4), [])
+    >>> fitting_numbers((-0.0625, 0.001), 36, 20)
+    ([], 0.0)
     """
     alternatives = [[figure(v, digits) for v in values] for digits in (3, 2)]
     if largest(v for v in values if not isinstance(v, str)) >= MIN_DECIMAL:
-        alternatives.append(
-            [figure(v) if isinstance(v, str) else f"{v:.2f}".replace("-", "−") for v in values]
+        alternatives.insert(
+            1, [figure(v) if isinstance(v, str) else f"{v:.2f}".replace("-", "−") for v in values]
         )
     for numbers in alternatives:
         fitting_size = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
