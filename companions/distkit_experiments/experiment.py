@@ -174,7 +174,8 @@ class Experiment:
             run, with 4 ranks unless ``ranks`` is set.
         picture: a function ``picture(runs, setting)`` that returns a matplotlib figure, which
             replaces the plot. It is called whenever a control changes or a run ends. ``runs`` is
-            :meth:`to_dataframe` without failed runs; ``setting`` contains the controls' values.
+            :meth:`to_dataframe` without failed runs, with the numbers of the runs as its index;
+            ``setting`` contains the controls' values.
         controls: controls by parameter.
 
     Raises:
@@ -344,8 +345,10 @@ class Experiment:
         """Return the plot of the runs or the user's picture as SVG; "" if there is none yet."""
         if self._picture is None:
             return results.to_svg(self.records)
-        successful = [r for r in self.records if not r.outcome]
-        figure = self._picture(results.frame(successful), self.settings.complete())
+        numbered = {n: r for n, r in enumerate(self.records, 1) if not r.outcome}
+        figure = self._picture(
+            results.frame([*numbered.values()]).set_axis([*numbered]), self.settings.complete()
+        )
         return "" if figure is None else results.figure_svg(figure)
 
     @property

@@ -280,7 +280,8 @@ def plot_prediction(
     Args:
         measured: the measurements to predict from, as for :func:`predict`.
         runs: further measurements, with ``latency`` and ``bandwidth``. Runs with the same batch
-            and network are drawn as filled dots, others as hollow dots.
+            and network are drawn as filled dots, others as hollow dots. A DataFrame's index
+            numbers the dots.
         ranks: R, the number of ranks to mark.
         batch: the samples per rank and step.
         nbytes: the bytes all-reduced per step, counted as one message.
@@ -303,7 +304,11 @@ def plot_prediction(
     axes, color = figure.subplots(), rank_color(0)
     axes.plot(rank_counts, [row["predicted"] for row in line], color=color, label="predicted")
     axes.plot([ranks], [prediction["predicted"]], "D", color=color, clip_on=False)
-    runs = runs.to_dict("records") if hasattr(runs, "to_dict") else runs
+    numbers, runs = (
+        (runs.index, runs.to_dict("records"))
+        if hasattr(runs, "to_dict")
+        else (range(1, len(runs) + 1), runs)
+    )
     same = [all(run.get(k, v) == v for k, v in {"batch": batch, **network}.items()) for run in runs]
     baseline = [_interpolate(_rows(measured), 1, run["batch"])["step"] for run in runs]
     dots = [
@@ -318,10 +323,10 @@ def plot_prediction(
             dot for dot, matches in zip(dots, same, strict=True) if matches is same_setting
         ]:
             axes.plot(*zip(*points, strict=True), "o", c=edge, mfc=face, label=label, clip_on=False)
-    measurements = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
-    for number, dot in enumerate(dots, 1):
+    latest = [y for (n, y), matches in zip(dots, same, strict=True) if matches and n == ranks]
+    for number, dot in zip(numbers, dots, strict=True):
         axes.annotate(str(number), dot, (7, -3), textcoords="offset points", fontsize=9)
-    _style(axes, rank_counts, _summary(prediction, measurements))
+    _style(axes, rank_counts, _summary(prediction, latest))
     return figure
 
 

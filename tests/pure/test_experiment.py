@@ -339,20 +339,20 @@ def test_custom_plot_follows_controls_and_runs() -> None:
         if setting["batch"] > 100:
             raise ValueError("<picture> is too large")
         figure = Figure()
-        figure.suptitle(f"batch {setting['batch']} after {len(runs)}")
+        figure.suptitle(f"batch {setting['batch']} after {[*runs.index]}")
         return figure
 
     experiment = dk.Experiment(train, picture=picture, batch=(8, 128))
     drawn = experiment.panel._chart
-    assert ">batch 32 after 0</text>" in drawn.value
+    assert ">batch 32 after []</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 64
-    assert ">batch 64 after 0</text>" in drawn.value
+    assert ">batch 64 after []</text>" in drawn.value
     experiment.records += [
-        make_record(0.1, batch=16),
         make_record(0.1, outcome="stopped", batch=16),
+        make_record(0.1, batch=16),
     ]
     experiment.panel.refresh(experiment)
-    assert ">batch 64 after 1</text>" in drawn.value
+    assert ">batch 64 after [2]</text>" in drawn.value
     experiment.settings.controls["batch"].widget.value = 128
     assert "<b>ValueError</b> &lt;picture&gt; is too large" in drawn.value
     assert "2 runs" in repr(experiment)
