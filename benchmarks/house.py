@@ -42,7 +42,7 @@ LINES = {
     "companions/distkit_simulation": Line(1_311, 1_400),
     "companions/distkit_strategies": Line(1_691, 1_700),
     "notebooks/course": Line(1_252, 1_200),
-    "tests": Line(16_418, 16_000),
+    "tests": Line(16_409, 16_000),
     "tests/stress": Line(3_539, 4_000),
     "benchmarks": Line(1_987, 2_000),
 }
