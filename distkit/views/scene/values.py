@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -364,12 +364,12 @@ def fitting_numbers(values: Values, width: float, height: float) -> tuple[list[s
     >>> fitting_numbers((-0.0625, 0.001), 36, 20)
     ([], 0.0)
     """
-    alternatives = [[figure(v, digits) for v in values] for digits in (3, 2)]
+    formats: list[Callable[[float | str], str]] = [figure, lambda v: figure(v, 2)]
     if largest(v for v in values if not isinstance(v, str)) >= MIN_DECIMAL:
-        alternatives.insert(
-            1, [figure(v) if isinstance(v, str) else f"{v:.2f}".replace("-", "−") for v in values]
+        formats.insert(
+            1, lambda v: figure(v) if isinstance(v, str) else f"{v:.2f}".replace("-", "−")
         )
-    for numbers in alternatives:
+    for numbers in ([form(v) for v in values] for form in formats):
         fitting_size = (width - 4) / (0.7 * max([3, *map(len, numbers)]))
         size = round(min(MAX_SIZE, fitting_size, height + 0.5), 1)
         if size >= MIN_SIZE:
