@@ -287,7 +287,7 @@ class _Renderer:
         nth = self.owners.index(worker) if worker in self.owners else nth
         return layout.x + min(nth, self.quorum - 1) * layout.slot_pitch, layout.y + 26
 
-    def _pull_place(self, layout: KeyLayout, worker: int) -> Point:
+    def _pull_position(self, layout: KeyLayout, worker: int) -> Point:
         """Return the position of a waiting pull."""
         if worker not in self.workers:
             return layout.pulls_x, layout.y + 34.5
@@ -302,7 +302,7 @@ class _Renderer:
                 continue
             if r.blocked:
                 self.scene.add(
-                    *self._pull_place(layout, r.node),
+                    *self._pull_position(layout, r.node),
                     circle(6, "held", lane=self._lane(r.node)),
                     begin=r.arrived,
                     end=r.answered,
@@ -389,7 +389,7 @@ class _Renderer:
     def _ends(
         self, keyframe: Keyframe, layout: KeyLayout | None
     ) -> tuple[Point | None, Point | None]:
-        """Return the ends of a message: nodes or, for a drawn key, a node and a place in its row.
+        """Return the ends of a message: nodes or, for a drawn key, a node and a point in its row.
 
         A push ends at its slot of the inbox, and a pull next to the inbox. Weights start, and
         initial values end, at the version.
@@ -401,7 +401,7 @@ class _Renderer:
             return layout.pill, b
         request = keyframe.subject
         if keyframe.kind == "pull":
-            return a, self._pull_place(layout, request.node)
+            return a, self._pull_position(layout, request.node)
         if keyframe.kind == "push":
             x, y = self._slot(layout, request.node, request.nth)
             return a, (x + layout.slot_width / 2, y + 8.5)
