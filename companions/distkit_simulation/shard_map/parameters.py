@@ -26,19 +26,11 @@ MAX_NAMES = 3
 Parameter = dict[str, Any]
 
 #: WIDTH is the width of the drawing, LEFT is the width of the column of labels, GAP is the gap
-#: between columns, and MAX_COLUMN is the maximum width of a rank's column [px].
-WIDTH, LEFT, GAP, MAX_COLUMN = 900, 268, 10, 150
-#: Sizes [px]: HEAD is the height of the heading. MIN_SIDE is the minimum side of a box, and
-#: MIN_SCALED that of a box that is drawn to the scale of all parameters.
-HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE, MIN_SCALED = (
-    22,
-    84,
-    23,
-    430,
-    14,
-    12,
-    4,
-)
+#: between columns, and MAX_COLUMN is the maximum width of a rank's column [px]. Boxes drawn at one
+#: scale have sides of at least MIN_SCALED.
+WIDTH, LEFT, GAP, MAX_COLUMN, MIN_SCALED = 900, 268, 10, 150, 4
+#: Sizes [px]: HEAD is the height of the heading. MIN_SIDE is the minimum side of other boxes.
+HEAD, MAX_LINE, MIN_LINE, MAX_HEIGHT, VECTOR_WIDTH, MIN_SIDE = 22, 84, 23, 430, 14, 12
 MAX_ROWS = 14  # further parameters share one row
 DESCRIPTION = (
     "Each box represents a whole parameter; the rank's shard is colored. Ranks with the same "
